@@ -137,6 +137,7 @@ class Experts:
 
 
 CLAMPED = "clamped_silu"  # gpt-oss's gate: `layers.Clamped`
+CLAMP, STEEPNESS = 7.0, 1.702  # its numbers
 
 
 class LayerSizes(NamedTuple):

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gradus.models.attention import Attention
-from gradus.models.config import CLAMPED, ModelConfig
+from gradus.models.config import CLAMP, CLAMPED, STEEPNESS, ModelConfig
 from gradus.models.rope import has_frequencies
 from gradus.models.source import Ignored, Source
 
@@ -50,16 +50,14 @@ class Gated(Activation):
 class Clamped(Gated):
     """gpt-oss's gate: silu(1.702 g) / 1.702 times u + 1, both clamped, g from above alone."""
 
-    LIMIT, STEEPNESS = 7.0, 1.702
-
     def __init__(self) -> None:
         super().__init__("silu")
         self.name = CLAMPED
 
     def forward(self, x: Tensor) -> Tensor:
         gate, up = x.chunk(2, dim=-1)
-        gate, up = gate.clamp(max=self.LIMIT), up.clamp(-self.LIMIT, self.LIMIT)
-        return gate * torch.sigmoid(self.STEEPNESS * gate) * (up + 1)
+        gate, up = gate.clamp(max=CLAMP), up.clamp(-CLAMP, CLAMP)
+        return gate * torch.sigmoid(STEEPNESS * gate) * (up + 1)
 
 
 def gated(name: str) -> Gated:

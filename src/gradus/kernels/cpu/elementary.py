@@ -8,8 +8,7 @@ import numpy as np
 from numba import njit
 
 from gradus.kernels.cpu.machine import ENTERED, FLAGS, floats, power_of_two
-from gradus.models.config import CLAMPED
-from gradus.models.layers import Clamped
+from gradus.models import config
 
 f32 = np.float32
 LOG2_E, LN_2 = f32(1.4426950408889634), f32(0.6931471805599453)
@@ -19,8 +18,8 @@ TAYLOR = tuple(f32(1 / math.factorial(n)) for n in range(8))
 LOWEST, HIGHEST = f32(-87), f32(88)  # beyond, float32 has no exponential
 
 SILU, GELU, GELU_TANH, CLAMPED_SILU = range(4)
-ACTIVATIONS = {"silu": SILU, "gelu": GELU, "gelu_tanh": GELU_TANH, CLAMPED: CLAMPED_SILU}
-LIMIT, STEEPNESS = f32(Clamped.LIMIT), f32(Clamped.STEEPNESS)
+ACTIVATIONS = {"silu": SILU, "gelu": GELU, "gelu_tanh": GELU_TANH, config.CLAMPED: CLAMPED_SILU}
+LIMIT, STEEPNESS = f32(config.CLAMP), f32(config.STEEPNESS)
 
 
 @njit(**FLAGS)

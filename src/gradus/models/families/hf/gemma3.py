@@ -14,6 +14,7 @@ from gradus.models.families.hf.shared import (
     layer_count,
     layer_types,
     some_rope,
+    some_window,
     text_part,
     windows_by_type,
 )
@@ -76,7 +77,7 @@ def write_gemma3(config: ModelConfig) -> dict[str, Any]:
     return common | {
         "model_type": "gemma3_text",
         "hidden_activation": SPELLED[config.activation],
-        "sliding_window": next((window for window in config.windows if window is not None), config.context_length),
+        "sliding_window": some_window(config) or config.context_length,
         "layer_types": layer_types(config),
         "query_pre_attn_scalar": round(config.attention_scale**-2),
         "final_logit_softcapping": config.final_softcap,

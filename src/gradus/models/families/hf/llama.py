@@ -6,7 +6,14 @@ from gradus.errors import ConfigError
 from gradus.models.config import ModelConfig
 from gradus.models.families.hf.fields import Fields, shown
 from gradus.models.families.hf.ropes import read_rope, rope_section
-from gradus.models.families.hf.shared import common_rotary, layer_count, layer_types, rotary, windows_by_type
+from gradus.models.families.hf.shared import (
+    common_rotary,
+    layer_count,
+    layer_types,
+    rotary,
+    some_window,
+    windows_by_type,
+)
 
 
 def read_llama(fields: Fields) -> ModelConfig:
@@ -55,7 +62,7 @@ def read_smollm3(fields: Fields) -> ModelConfig:
 
 
 def write_smollm3(config: ModelConfig) -> dict[str, Any]:
-    window = next((window for window in config.windows if window is not None), None)
+    window = some_window(config)
     windows = {"use_sliding_window": True, "sliding_window": window, "layer_types": layer_types(config)}
     return (
         common_rotary(config)

@@ -6,7 +6,7 @@ from typing import Any
 from gradus.models.config import ModelConfig, QueryGrowth, Rope, Yarn
 from gradus.models.families.hf.fields import Fields, shown
 from gradus.models.families.hf.ropes import read_rope, rope_section, spelled_rope
-from gradus.models.families.hf.shared import common_rotary, layer_count, rotary, some_rope, text_part
+from gradus.models.families.hf.shared import common_rotary, layer_count, rotary, some_rope, some_window, text_part
 from gradus.models.families.unsupported import why
 
 
@@ -45,7 +45,7 @@ def read_mistral3(fields: Fields) -> ModelConfig:
 
 def write_ministral3(config: ModelConfig) -> dict[str, Any]:
     """Write Ministral 3's configuration, or where queries do not grow, Mistral Small 3's, around its text part."""
-    window = next((window for window in config.windows if window is not None), None)
+    window = some_window(config)
     rope, common = some_rope(config), common_rotary(config) | {"sliding_window": window}
     if rope.growth is None:
         return {"model_type": "mistral3", "text_config": common | {"model_type": "mistral"}}

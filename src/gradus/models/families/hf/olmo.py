@@ -5,7 +5,14 @@ from typing import Any
 from gradus.models.config import ModelConfig, Rope
 from gradus.models.families.hf.fields import Fields
 from gradus.models.families.hf.ropes import read_rope, refuse_partial, spelled_rope
-from gradus.models.families.hf.shared import common_rotary, layer_count, layer_types, rotary, windows_by_type
+from gradus.models.families.hf.shared import (
+    common_rotary,
+    layer_count,
+    layer_types,
+    rotary,
+    some_window,
+    windows_by_type,
+)
 
 TRAITS: dict[str, Any] = {"pre_norms": False, "post_norms": True, "qk_norm": True, "qk_norm_across_heads": True}
 
@@ -49,7 +56,7 @@ def write_olmo2(config: ModelConfig) -> dict[str, Any]:
 
 def write_olmo3(config: ModelConfig) -> dict[str, Any]:
     by_kind = dict(zip(layer_types(config), config.ropes, strict=True))
-    window = next((window for window in config.windows if window is not None), config.context_length)
+    window = some_window(config) or config.context_length
     return common_rotary(config) | {
         "model_type": "olmo3",
         "sliding_window": window,

@@ -7,7 +7,7 @@ from gradus.errors import ConfigError
 from gradus.models.config import LongRope, ModelConfig, Rope
 from gradus.models.families.hf.fields import Fields
 from gradus.models.families.hf.ropes import read_rope, rope_section, turned_values
-from gradus.models.families.hf.shared import common_rotary, head_width, layer_count, rotary, some_rope
+from gradus.models.families.hf.shared import common_rotary, head_width, layer_count, rotary, some_rope, some_window
 
 
 def read_phi3(fields: Fields) -> ModelConfig:
@@ -27,7 +27,7 @@ def read_phi3(fields: Fields) -> ModelConfig:
 def write_phi3(config: ModelConfig) -> dict[str, Any]:
     raw, rope = common_rotary(config), some_rope(config)
     del raw["attention_bias"]
-    window = next((window for window in config.windows if window is not None), None)
+    window = some_window(config)
     raw |= {"model_type": "phi3", "sliding_window": window}
     raw["rope_parameters"] |= {"partial_rotary_factor": (rope.turned or config.head_dim) / config.head_dim}
     if isinstance(rope.scaling, LongRope):

@@ -4,7 +4,14 @@ from typing import Any
 
 from gradus.models.config import ModelConfig
 from gradus.models.families.hf.fields import Fields
-from gradus.models.families.hf.shared import common_rotary, layer_count, layer_types, rotary, windows_by_type
+from gradus.models.families.hf.shared import (
+    common_rotary,
+    layer_count,
+    layer_types,
+    rotary,
+    some_window,
+    windows_by_type,
+)
 
 
 def read_qwen2(fields: Fields) -> ModelConfig:
@@ -28,14 +35,19 @@ def read_qwen3(fields: Fields) -> ModelConfig:
 
 def write_qwen(config: ModelConfig) -> dict[str, Any]:
     """Both Qwen2 and Qwen3, whose names are those of our families."""
-    window = next((window for window in config.windows if window is not None), None)
+    window = some_window(config)
     windows = {"use_sliding_window": True, "sliding_window": window, "layer_types": layer_types(config)}
     return common_rotary(config) | {"model_type": config.family} | ({} if window is None else windows)
 
 
+def read_window(fields: Fields) -> int | None:
+    """The length of Qwen's windows, in whichever layers they are; None: off."""
+    return fields.integer("sliding_window", 4096) if fields.boolean("use_sliding_window", False) else None
+
+
 def _windows(fields: Fields) -> tuple[int | None, ...]:
     """The windows of Qwen2 and Qwen3: off unless a key turns them on, and then only in the last layers."""
-    window = fields.integer("sliding_window", 4096) if fields.boolean("use_sliding_window", False) else None
+    window = read_window(fields)
     first = fields.integer("max_window_layers", 28, least=0)  # the layers from here on have the window
     usual = tuple(window if layer >= first else None for layer in range(layer_count(fields)))
     return windows_by_type(fields, window, usual)

@@ -166,6 +166,11 @@ def layer_types(config: ModelConfig) -> list[str]:
     return ["full_attention" if window is None else "sliding_attention" for window in config.windows]
 
 
+def some_window(config: ModelConfig) -> int | None:
+    """The window of the layers that have one; None: no layer has."""
+    return next((window for window in config.windows if window is not None), None)
+
+
 def some_rope(config: ModelConfig) -> Rope:
     """The rotary embedding of the layers that have one; Llama's first, if none has."""
     return next((rope for rope in config.ropes if rope is not None), Rope(1e4))

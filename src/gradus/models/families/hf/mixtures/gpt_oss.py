@@ -4,13 +4,20 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from gradus.models.config import CLAMPED, Experts, ModelConfig, Rope, Yarn
+from gradus.models.config import CLAMP, CLAMPED, STEEPNESS, Experts, ModelConfig, Rope, Yarn
 from gradus.models.families.hf.experts import expert_count, some_experts, with_dense_layers
 from gradus.models.families.hf.fields import Fields
 from gradus.models.families.hf.ropes import read_rope, rope_section
-from gradus.models.families.hf.shared import common_rotary, layer_count, layer_types, rotary, windows_by_type
+from gradus.models.families.hf.shared import (
+    common_rotary,
+    layer_count,
+    layer_types,
+    rotary,
+    some_window,
+    windows_by_type,
+)
 
-GATE = {"swiglu_limit": 7.0, "swiglu_alpha": 1.702}  # the numbers of `layers.Clamped`
+GATE = {"swiglu_limit": CLAMP, "swiglu_alpha": STEEPNESS}
 THETA = 150_000.0
 
 
@@ -44,7 +51,7 @@ def read_gpt_oss(fields: Fields) -> ModelConfig:
 
 
 def write_gpt_oss(config: ModelConfig) -> dict[str, Any]:
-    experts, window = some_experts(config), next((each for each in config.windows if each is not None), None)
+    experts, window = some_experts(config), some_window(config)
     return (
         common_rotary(config)
         | GATE

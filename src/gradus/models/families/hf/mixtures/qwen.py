@@ -15,19 +15,21 @@ from gradus.models.families.hf.experts import (
     with_dense_layers,
 )
 from gradus.models.families.hf.fields import Fields
+from gradus.models.families.hf.qwen import read_window
 from gradus.models.families.hf.shared import (
     common_rotary,
     head_width,
     layer_count,
     layer_types,
     rotary,
+    some_window,
     windows_by_type,
 )
 
 
 def read_qwen2_moe(fields: Fields) -> ModelConfig:
     """Qwen2 with experts next to an MLP that all tokens share; some layers may have a dense MLP instead."""
-    layers, window = layer_count(fields), _window(fields)
+    layers, window = layer_count(fields), read_window(fields)
     first = fields.integer("max_window_layers", 28, least=0)  # of every second layer before it, the window
     usual = tuple(window if layer % 2 == 0 and layer < first else None for layer in range(layers))
     read = rotary(
@@ -52,7 +54,7 @@ def read_qwen3_moe(fields: Fields) -> ModelConfig:
         head_dim=head_width(fields),
         attention_bias=bias,
         attention_output_bias=bias,
-        windows=(_window(fields),) * layer_count(fields),
+        windows=(read_window(fields),) * layer_count(fields),
         qk_norm=True,
         experts=_experts(fields, Experts(expert_count(fields, 128), *_choice(fields, 8, 768))),
     )
@@ -74,10 +76,6 @@ def _experts(fields: Fields, experts: Experts) -> tuple[Experts | None, ...]:
     return in_layers(experts, layers, dense_by_list_or_step(fields, layers), "mlp_only_layers or decoder_sparse_step")
 
 
-def _window(fields: Fields) -> int | None:
-    return fields.integer("sliding_window", 4096) if fields.boolean("use_sliding_window", False) else None
-
-
 def write_qwen2_moe(config: ModelConfig) -> dict[str, Any]:
     return _written(config) | {
         "qkv_bias": config.attention_bias,
@@ -91,7 +89,7 @@ def write_qwen3_moe(config: ModelConfig) -> dict[str, Any]:
 
 
 def _written(config: ModelConfig) -> dict[str, Any]:
-    experts, window = some_experts(config), next((each for each in config.windows if each is not None), None)
+    experts, window = some_experts(config), some_window(config)
     return (
         common_rotary(config)
         | {
