@@ -7,8 +7,7 @@ machine does disturbs both; the best of each is kept. With --threads 1, time is 
 took, which other programs hardly change; with more, it is the clock's, and a busy machine spoils it: an engine waits
 for the one of its threads that was stopped. SmolLM2's shape has random weights, in our scheme and in the GGUF
 format with as many bits. gemma3-270m and qwen2.5-coder-0.5b are Q4_K_M files, which both keep as they are stored;
-so is one of random weights in the shape of Qwen3-30B-A3B, a mixture of experts, of which six layers and a quarter of
-the vocabulary are raced.
+so is one of random weights with six layers and a quarter of the vocabulary of Qwen3-30B-A3B, a mixture of experts.
 llama.cpp rounds activations to 8 bits in all formats but F16; so do we in int8, and where the kind says so. llama.cpp
 is driven by `gradus.bench.contenders.llama_cpp`.
 

@@ -2,8 +2,8 @@
 
     gradus demo p14
 
-The model's MLPs are cut into 16 slices with random routers, of which a token takes two. Its text means nothing, and
-its steps take as long as those of a model that was trained so.
+The model's MLPs are cut into 16 slices, and random routers choose two for each token. Its text means nothing, and its
+steps take as long as those of a model that was trained so.
 """
 
 from collections.abc import Iterator

@@ -22,7 +22,7 @@ EVEN = 0.01  # logits this small leave the weights nearly equal, and their order
 
 
 def sliced(model: Model, count: int, chosen: int, routers: list[Tensor] | None = None) -> Model:
-    """Cut each MLP into `count` experts, of which a token takes `chosen`, each with a weight of (about) 1.
+    """Cut each MLP into `count` experts. A token takes `chosen` of them, each with a weight of (about) 1.
 
     routers: [count, D] for each layer; by default of zeros, which weighs all experts alike and prefers none.
     Raises ConfigError for a model whose MLPs cannot be cut so.

@@ -19,7 +19,7 @@ from gradus.models.weights import Piece, plan
 
 
 class ExpertTensors:
-    """A layer's experts and router in both forms. replaced: the checkpoint's names of what `stacks` yields."""
+    """A layer's experts and router in both forms. replaced: the checkpoint's tensors that `stacks` replaces."""
 
     def __init__(self, config: ModelConfig) -> None:
         model = create_model(config, device="meta")

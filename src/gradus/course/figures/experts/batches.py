@@ -27,7 +27,7 @@ def shares() -> list[tuple[int, float]]:
 
 
 def per_token() -> dict[str, list[tuple[int, float]]]:
-    """By model: (tokens, GB of the layers' matrices per token)."""
+    """Return (tokens, GB of the layers' matrices per token) of each model."""
     dense = _p14().WIDTH * matrix_parameters(SHAPES[DENSE])
     sizes: dict[str, Callable[[int], float]] = {
         MIXTURE: lambda tokens: _p14().layer_bytes(SHAPES[MIXTURE], tokens),
