@@ -224,7 +224,8 @@ def serve_load(
     """Run a load. Returns a sample as `gradus.bench` keeps it, with how busy the processors were.
 
     client_percent, server_percent: of one processor, the busiest client process and all of the server's together.
-    idle_cores: of the whole machine, on average, from the writing of the requests on. Raises RuntimeError for an answer that failed or was too short.
+    idle_cores: of the whole machine, on average, from the writing of the requests on. Raises RuntimeError for an answer
+    that failed or was too short.
     """
     idle, used, began = psutil.cpu_times(), cpu_seconds(server.process), time.monotonic()
     writing = Writing(path, server.model, TEMPERATURE)

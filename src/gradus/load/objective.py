@@ -2,12 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from gradus.errors import RequestError
-
-if TYPE_CHECKING:
-    from gradus.load.measurements import Answer
+from gradus.load.answer import Answer
 
 NAMES = ("ttft", "tpot", "e2el")
 
@@ -34,7 +31,7 @@ class Objective:
                 raise RequestError.of(option, "limits in ms such as ttft:200, tpot:20 or e2el:5000", text, bare=True)
         return cls(**limits)
 
-    def met(self, answer: "Answer") -> bool:
+    def met(self, answer: Answer) -> bool:
         """Whether every limit is kept. An answer of one token has no TPOT, so it keeps any."""
         if answer.error:
             return False

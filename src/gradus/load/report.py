@@ -4,7 +4,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from gradus.load.measurements import METRICS, Answer
+from gradus.load.answer import Answer
+from gradus.load.measurements import METRICS
 from gradus.load.search import Found, knee
 from gradus.load.settings import LoadSettings
 from gradus.load.trials import Trial

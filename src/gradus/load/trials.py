@@ -10,6 +10,7 @@ from random import Random
 from typing import Any
 
 from gradus.errors import ConfigError
+from gradus.load.answer import UNFINISHED, Answer
 from gradus.load.asking.clients import Rules, Run, run
 from gradus.load.asking.routes import BACKENDS, Writing, route_at
 from gradus.load.asking.target import Target
@@ -17,7 +18,7 @@ from gradus.load.jobs.arrivals import at_random, growing, in_bursts
 from gradus.load.jobs.job import Job
 from gradus.load.jobs.mix import Mix
 from gradus.load.jobs.traces import read_trace
-from gradus.load.measurements import UNFINISHED, Answer, summary
+from gradus.load.measurements import summary
 from gradus.load.objective import Objective
 from gradus.load.search import Found, highest_rate
 from gradus.load.settings import LoadSettings

@@ -15,11 +15,11 @@ from dataclasses import dataclass, replace
 from multiprocessing import get_context
 
 from gradus.bench.statistics import percentile
+from gradus.load.answer import UNFINISHED, Answer
 from gradus.load.asking.routes import Writing, route_at
 from gradus.load.asking.target import Target
 from gradus.load.asking.wire import Connection
 from gradus.load.jobs.job import Job
-from gradus.load.measurements import UNFINISHED, Answer
 from gradus.load.objective import Objective
 
 MOST_PROCESSES = 8

@@ -4,7 +4,6 @@ import json
 import os
 import ssl
 from dataclasses import dataclass, field
-from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from time import monotonic, sleep
 from typing import Any
 from urllib.parse import urlsplit
@@ -62,6 +61,8 @@ class Target:
 
     def get(self, path: str) -> tuple[int, bytes]:
         """Ask for a page. Raises ConfigError if nothing answers."""
+        from http.client import HTTPConnection, HTTPException, HTTPSConnection  # help does without them
+
         connection = (
             HTTPSConnection(self.host, self.port, timeout=TIMEOUT_S, context=self.context())
             if self.tls

@@ -9,8 +9,8 @@ import re
 import time
 from collections.abc import Callable
 
+from gradus.load.answer import UNFINISHED, Answer
 from gradus.load.asking.routes import Route
-from gradus.load.measurements import UNFINISHED, Answer
 
 HEAD_END = b"\r\n\r\n"
 MOST_HEAD = 64 * 1024
