@@ -114,7 +114,7 @@ class Command:
 def our_command(folder: Path, port: int, options: argparse.Namespace, *more: str) -> Command:
     arguments = [
         sys.executable, "-m", "gradus", "serve", "--model", str(folder), "--port", str(port),
-        "--device", options.device, "--dtype", options.dtype, "--context-length", str(CONTEXT),
+        "--device", options.device, "--dtype", options.dtype, "--context-length", str(options.context),
         "--max-sequences", str(options.sequences), "--max-waiting", "4096", "--log-level", "warning", *more,
     ]  # fmt: skip
     return Command(arguments, "/health/ready")
@@ -124,7 +124,7 @@ def vllm_command(folder: Path, port: int, options: argparse.Namespace) -> Comman
     arguments = [
         *vllm(options.vllm, "-m", "vllm.entrypoints.openai.api_server").command, "--model", str(folder),
         "--served-model-name", folder.name, "--host", "127.0.0.1", "--port", str(port), "--dtype", options.dtype,
-        "--max-model-len", str(CONTEXT), "--max-num-seqs", str(options.sequences), "--gpu-memory-utilization",
+        "--max-model-len", str(options.context), "--max-num-seqs", str(options.sequences), "--gpu-memory-utilization",
         str(VLLM_MEMORY), "--disable-uvicorn-access-log", "--uvicorn-log-level", "warning",
     ]  # fmt: skip
     return Command(arguments, "/health", vllm(options.vllm).environment)
@@ -394,7 +394,7 @@ def run(options: argparse.Namespace, folder: Path) -> str:
     write_folder(folder, options.shape, options.tokenizer, options.device)
     options.ids = min(SHAPES[options.shape].vocab_size, FIRST_IDS)
     options.seeds = {path: 10 * number for number, path in enumerate(PATHS[OURS])}
-    options.sequences = QUICK["streams"] if options.quick else SEQUENCES
+    options.sequences, options.context = (QUICK["streams"] if options.quick else SEQUENCES), CONTEXT
     rows = {name: row for name, row in ROWS.items() if name in options.rows}
     if options.quick:
         rows = {name: replace(row, load=Load(**QUICK)) for name, row in rows.items()}
@@ -409,7 +409,7 @@ def run(options: argparse.Namespace, folder: Path) -> str:
         "quick": options.quick,
         "repeats": options.repeats,
     }
-    _release()
+    release()
     if options.kept:
         made["load"] = vars(Load(**QUICK) if options.quick else KEPT_LOAD)
         made["table"] = measure_kept(folder, Load(**QUICK) if options.quick else KEPT_LOAD, options, made)
@@ -420,7 +420,7 @@ def run(options: argparse.Namespace, folder: Path) -> str:
     return str(made["table"])
 
 
-def _release() -> None:
+def release() -> None:
     """Give the GPU's memory back that the weights and the fingerprint have taken in this process."""
     import torch
 

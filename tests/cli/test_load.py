@@ -117,9 +117,9 @@ def test_vllms_names_of_options_mean_the_same(gradus, tmp_path):
         done = gradus(
             "load", "--base-url", server.url, "--backend", "vllm", "--endpoint", "/v1/completions", "--num-prompts",
             "6", "--random-input-len", "20", "--random-output-len", "5", "--random-range-ratio", "0.2",
-            "--random-prefix-len", "7", "--request-rate", "50", "--burstiness", "2", "--max-concurrency", "3", "--seed", "5", "--goodput",
-            "ttft:9000", "e2el:9000", "--percentile-metrics", "ttft,e2el", "--metric-percentiles", "25,99.9",
-            "--save-result", "--result-filename", file,
+            "--random-prefix-len", "7", "--request-rate", "50", "--burstiness", "2", "--max-concurrency", "3",
+            "--goodput", "ttft:9000", "e2el:9000", "--percentile-metrics", "ttft,e2el", "--metric-percentiles",
+            "25,99.9", "--save-result", "--result-filename", file,
         )  # fmt: skip
     assert done.code == 0, done.err
     (found,) = json.loads(file.read_text())["loads"]
@@ -157,8 +157,8 @@ def test_the_rate_that_a_server_keeps_is_found(gradus, tmp_path):
     with running(lambda: ScriptedCore(step_s=0.01, slots=1)) as server:
         done = gradus(
             "load", "--url", server.url, "--request-rate", "3", "--find-rate", "--goodput", "ttft:400", "--share",
-            "0.9", "--max-tokens", "5", "--prompt-tokens", "4", "--probe-seconds", "1.5", "--probe-requests", "20", "--warmup",
-            "0.2", "--precision", "0.5", "--result-filename", file,
+            "0.9", "--max-tokens", "5", "--prompt-tokens", "4", "--probe-seconds", "1.5", "--probe-requests", "20",
+            "--warmup", "0.2", "--precision", "0.5", "--result-filename", file,
         )  # fmt: skip
     assert done.code == 0, done.err
     found = json.loads(file.read_text())["found"]

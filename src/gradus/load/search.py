@@ -7,6 +7,24 @@ from dataclasses import dataclass, field
 MOST_PROBES = 24
 
 
+@dataclass(frozen=True, slots=True)
+class Search:
+    """How a rate is searched.
+
+    share: of the requests that has to meet the objective. seconds, requests: how long and how many are sent at a rate,
+    at least, after a `warmup` in seconds that is not counted. factor: between two rates until one passes and one fails.
+    precision: the search ends where the lowest failure is within this share above the best. budget: seconds for all.
+    """
+
+    share: float = 0.99
+    seconds: float = 10.0
+    requests: int = 100
+    warmup: float = 2.0
+    factor: float = 2.0
+    precision: float = 0.05
+    budget: float = float("inf")
+
+
 @dataclass(slots=True)
 class Found:
     """best: the highest rate that passed, 0 if none did. failed: the lowest that failed above it; None if none did.
@@ -23,20 +41,18 @@ class Found:
 def highest_rate(
     probe: Callable[[float], bool],
     start: float,
+    search: Search,
     *,
-    precision: float = 0.05,
     least: float = 0.1,
     most: float = 1e5,
-    budget: float = float("inf"),
     clock: Callable[[], float] = time.monotonic,
 ) -> Found:
-    """Find the highest rate that passes: double until one fails (or halve until one passes), then bisect.
+    """Find the highest rate that passes: grow by the factor until one fails (or shrink until one passes), then bisect.
 
-    precision: ends where the lowest failure is within this share above the best. budget: seconds; no probe starts when
-    the longest so far would pass its end. A probe that passes by luck above one that failed is not sought.
+    No probe starts if one as long as the longest so far would end after the budget.
     """
     found, began, longest, rate = Found(), clock(), 0.0, start
-    while len(found.passed) < MOST_PROBES and clock() - began + longest <= budget:
+    while len(found.passed) < MOST_PROBES and clock() - began + longest <= search.budget:
         before = clock()
         passes = probe(rate)
         longest = max(longest, clock() - before)
@@ -45,20 +61,20 @@ def highest_rate(
             found.best = max(found.best, rate)
         else:
             found.failed = min(found.failed or rate, rate)
-        if found.failed is not None and found.failed <= found.best * (1 + precision):
+        if found.failed is not None and found.failed <= found.best * (1 + search.precision):
             found.whole = True
             break
-        rate = _next(found, rate)
+        rate = _next(found, rate, search.factor)
         if not least <= rate <= most:
             break
     return found
 
 
-def _next(found: Found, rate: float) -> float:
+def _next(found: Found, rate: float, factor: float) -> float:
     if found.failed is None:
-        return 2 * rate
+        return rate * factor
     if not found.best:
-        return rate / 2
+        return rate / factor
     return float((found.best * found.failed) ** 0.5)  # the middle of a ratio
 
 

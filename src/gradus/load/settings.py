@@ -12,9 +12,11 @@ from gradus.load.jobs.lengths import Lengths
 from gradus.load.jobs.mix import MIXES, Mix
 from gradus.load.measurements import METRICS
 from gradus.load.objective import Objective
+from gradus.load.search import Search
 
 MOST_REQUESTS, MOST_TOKENS, MOST_USERS, MOST_RATE = 100_000, 1_000_000, 4096, 10_000.0
-FROM_PROMPT, FROM_TRACE = ("prompt_tokens", "max_tokens", "shared", "random_prefix_len", "mixed", "long"), ("mix",)
+SEARCH_WARMUP_S = 2.0
+FROM_PROMPT = ("prompt_tokens", "max_tokens", "shared", "random_prefix_len", "mixed", "long")
 
 _WHAT, _WHEN, _WHERE, _GOAL, _OUT = "What is asked", "When", "Server", "Objective", "Results"
 
@@ -104,7 +106,7 @@ class LoadSettings:
     burst_every: float = setting(1.0, "The time between two bursts.", above=0, most=3600, unit="seconds", panel=_WHEN)
     warmup: float = setting(
         0.0,
-        "Requests that are due this early are sent and not counted.",
+        "Requests that are due this early are sent and not counted; 2 for --find-rate if it is 0.",
         least=0,
         most=3600,
         unit="seconds",
@@ -218,6 +220,12 @@ class LoadSettings:
     @property
     def objective(self) -> Objective:
         return Objective.parse(self.goodput)
+
+    @property
+    def search(self) -> Search:
+        warmup = self.warmup or SEARCH_WARMUP_S
+        seconds, requests = self.probe_seconds, self.probe_requests
+        return Search(self.share, seconds, requests, warmup, precision=self.precision, budget=self.budget)
 
     @property
     def percentiles(self) -> list[float]:

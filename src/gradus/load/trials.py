@@ -20,7 +20,7 @@ from gradus.load.jobs.mix import Mix
 from gradus.load.jobs.traces import read_trace
 from gradus.load.measurements import summary
 from gradus.load.objective import Objective
-from gradus.load.search import Found, highest_rate
+from gradus.load.search import Found, Search, highest_rate
 from gradus.load.settings import LoadSettings
 
 FIRST_IDS = 30_000  # of a server that does not say how large its vocabulary is: all but toys have these
@@ -78,24 +78,22 @@ class Trials:
         done = run(self.target, self.writing, jobs, rules, self.pool)
         return Trial(rate, rules.limit, jobs, done, done.after(warmup), self.objective)
 
-    def probe(
-        self, mix: Mix, rate: float, seconds: float, requests: int, share: float, warmup: float, number: int
-    ) -> Trial:
+    def probe(self, mix: Mix, rate: float, search: Search, number: int) -> Trial:
         """Send an open load for some seconds; it ends early once too few of its answers can meet the objective.
 
         number: of the probe, so that no prompt is sent twice; the shared beginnings are the same in all of them.
         """
-        count = max(requests, math.ceil(rate * seconds)) + math.ceil(rate * warmup)
+        count = max(search.requests, math.ceil(rate * search.seconds)) + math.ceil(rate * search.warmup)
         times = at_random(count, rate, Random(f"{self.seed} arrivals {number}"))
         jobs = mix.jobs(times, self.vocab_size, f"{self.seed} {number}", beginnings=str(self.seed))
-        counted = sum(time > warmup for time in times)
+        counted = sum(time > search.warmup for time in times)
         longest = (self.objective.ttft or 0.0) + mix.output.high * (self.objective.tpot or 0.0)
         patience = self.objective.e2el or (longest if self.objective.tpot else self.timeout)
         rules = Rules(
             timeout=self.timeout, patience=patience, objective=self.objective,
-            most_missed=math.floor((1 - share) * counted + 1e-9),
+            most_missed=math.floor((1 - search.share) * counted + 1e-9),
         )  # fmt: skip
-        return self._trial(jobs, rate, rules, warmup)
+        return self._trial(jobs, rate, rules, search.warmup)
 
     def settle(self) -> None:
         """Wait until the server answers a short request at once: it may still be busy with what was cut off."""
@@ -108,18 +106,15 @@ class Trials:
                 return
             time.sleep(0.2)
 
-    def highest(
-        self, mix: Mix, start: float, share: float, *, seconds: float, requests: int, warmup: float, precision: float,
-        budget: float, each: Callable[[Trial], None],
-    ) -> Found:  # fmt: skip
-        """Find the highest rate at which `share` of the requests meet the objective. each: called after every probe.
+    def highest(self, mix: Mix, start: float, search: Search, each: Callable[[Trial], None]) -> Found:
+        """Find the highest rate at which enough requests meet the objective. each: called after every probe.
 
         Raises ConfigError where the generator is late at a rate: its numbers would be those of another load.
         """
         probes = iter(range(1_000_000))
 
         def passes(rate: float) -> bool:
-            trial = self.probe(mix, rate, seconds, requests, share, warmup, next(probes))
+            trial = self.probe(mix, rate, search, next(probes))
             each(trial)
             if trial.late:
                 raise ConfigError(
@@ -127,9 +122,9 @@ class Trials:
                     "is no open load: give the clients more cores"
                 )
             self.settle()
-            return not trial.run.stopped and trial.good >= share
+            return not trial.run.stopped and trial.good >= search.share
 
-        return highest_rate(passes, start, precision=precision, budget=budget)
+        return highest_rate(passes, start, search)
 
 
 # -- from settings -----------------------------------------------------------------------------------------------------

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 CLOCKWORK = ("uptime_s", "self_checks")  # of /stats: these change by themselves
 RESULT = "load.json"
-SEARCH_WARMUP_S = 2.0
 
 
 @options.settings_of(LoadSettings)
@@ -156,11 +155,7 @@ def _search(settings: LoadSettings, trials: "Trials") -> int:
         records.append(trial.record(settings.percentiles))
         terminal.print_note(" · ".join(report.sweep_row(records[-1], settings)))
 
-    found = trials.highest(
-        settings.draws(), settings.rates[0], settings.share, seconds=settings.probe_seconds,
-        requests=settings.probe_requests, warmup=settings.warmup or SEARCH_WARMUP_S, precision=settings.precision,
-        budget=settings.budget, each=each,
-    )  # fmt: skip
+    found = trials.highest(settings.draws(), settings.rates[0], settings.search, each)
     terminal.print_table(report.sweep_header(settings), [report.sweep_row(one, settings) for one in records])
     terminal.print_text(f"\n{report.found_line(found, settings)}\n")
     _save(settings, records, found, trials)

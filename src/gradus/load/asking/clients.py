@@ -25,6 +25,7 @@ from gradus.load.objective import Objective
 MOST_PROCESSES = 8
 STREAMS_EACH = 32  # streams that one process reads without being late
 LEAD_S = 0.3  # between sending the processes their work and its start
+SENT_A_SECOND = 50e6  # bytes: written, sent to a process and read there
 IDLE_S = 2.0  # a connection that was idle for longer is not used again: the server may be about to close it
 CONNECT_S = 10.0
 TIMEOUT_S = 600.0
@@ -109,7 +110,8 @@ def run(
     writing = replace(writing, host=target.name, headers=target.headers)
     requests = [writing.request(job) for job in jobs]
     processes = 1 if pool is None else min(pool._max_workers, rules.limit or len(jobs))  # type: ignore[attr-defined]
-    start = time.monotonic() + (LEAD_S if pool is not None else 0.0)
+    lead = 0.0 if pool is None else LEAD_S + sum(map(len, requests)) / SENT_A_SECOND
+    start = time.monotonic() + lead
     parts = [
         Part(
             target,
