@@ -60,6 +60,9 @@ app = typer.Typer(
 FIRST = {
     "generate": layered(*_MODEL, "max_tokens", "temperature", "seed", "n", "stop", "json"),
     "chat": layered(*_MODEL, "context_length", "system", "max_tokens", "temperature", "seed"),
+    "load": layered(
+        "requests", "prompt_tokens", "max_tokens", "request_rate", "max_concurrency", "base_url", "goodput", "find_rate"
+    ),
     "serve": layered(*_MODEL, "context_length", "max_sequences", "host", "port", "config", "dry_run"),
 }
 """Commands with more options than a first call needs, and the options that `--help` shows first."""
@@ -94,6 +97,7 @@ for command, panel in (
 INSTEAD = {
     "--api-key": "--api-key, whose value every user of the machine could read: set GRADUS_API_KEY in the environment, "
     "or name a file of keys with --api-keys",
+    "--ignore-eos": "--ignore-eos here: answers have exactly the length asked for, unless --stop-at-eos is given",
 }
 """Options of other servers → what to do here."""
 
