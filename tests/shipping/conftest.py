@@ -5,8 +5,10 @@ from functools import partial
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.server.conftest import running
+from tests.server.conftest import running, serving
 from tests.server.scripted import ScriptedCore
+
+__all__ = ["known", "scrapes", "serving"]
 
 
 def scraped(server):
