@@ -28,7 +28,12 @@ from gradus.text.completion import Completion, Delta
 from tests.server.conftest import events, eventually, running
 from tests.server.scripted import ScriptedCore
 
-# what the Grafana dashboards of vLLM query, and the type that they take it for
+# What the Grafana dashboards of vLLM query, and the type that they take it for: grafana.json, performance_statistics and
+# query_statistics (as in the sdist of 0.33.0), and vllm_overview, vllm_instances, vllm_kv_cache, vllm_service_status and
+# vllm_speculative_decoding (as in the repository, commits 0b9faa41 to 712d7547; all of examples/observability).
+# Left out is what vLLM itself only has with an option: kv_block_* (--kv-cache-metrics), lora_requests_info, nixl_*,
+# kv_offload_*, external_prefix_cache_*, num_requests_kv_fetch_by_stage and prompt_tokens_by_source_total (KV connectors),
+# estimated_* (--enable-mfu-metrics), sleep_mode_* and rl_weight_update_* (once such a call was made).
 OF_VLLM = {
     "e2e_request_latency_seconds": "histogram",
     "time_to_first_token_seconds": "histogram",
@@ -55,6 +60,21 @@ OF_VLLM = {
     "request_inference_time_seconds": "histogram",
     "cache_config_info": "gauge",
     "kv_cache_usage_perc": "gauge",
+    "prompt_tokens_cached_total": "counter",
+    "spec_decode_num_drafts_total": "counter",
+    "spec_decode_num_draft_tokens_total": "counter",
+    "spec_decode_num_accepted_tokens_total": "counter",
+}
+
+# The same dashboards, from the library that vLLM counts HTTP requests with, and from Prometheus's own.
+OF_LIBRARIES = {
+    "http_requests": {"handler", "method", "status"},
+    "http_request_duration_seconds": {"handler", "method"},
+    "process_cpu_seconds": set(),
+    "process_resident_memory_bytes": set(),
+    "process_start_time_seconds": set(),
+    "process_open_fds": set(),
+    "process_max_fds": set(),
 }
 
 
@@ -93,6 +113,9 @@ def test_the_names_that_vllms_dashboards_query_are_there_with_their_types_and_la
         for sample in family.samples:
             assert sample.labels["model_name"] == "scripted" and sample.labels["engine"] == "0"
             assert kind != "counter" or sample.name == f"vllm:{name}"
+    for name, labels in OF_LIBRARIES.items():
+        assert families[name].samples
+        assert all(sample.labels.keys() - {"le"} == labels for sample in families[name].samples)
     reasons = {sample.labels["finished_reason"] for sample in families["vllm:request_success"].samples}
     assert reasons == {"stop", "length", "abort", "error"}
 
@@ -116,6 +139,8 @@ def test_the_overview_of_vllm_finds_errors_by_class_of_status_and_waiting_by_rea
     assert families["http_requests"].samples[0].labels.keys() == {"handler", "method", "status"}
     assert value(families, "vllm:num_requests_waiting_by_reason", reason="capacity") == 2
     assert value(families, "vllm:num_requests_waiting_by_reason", reason="deferred") == 0
+    assert value(families, "http_request_duration_seconds_count", handler="/generate", method="POST") == 2
+    assert 0 < value(families, "http_request_duration_seconds_sum", handler="/generate") < 20
     assert value(families, "process_resident_memory_bytes") > 1e6 and value(families, "process_cpu_seconds_total") > 0
 
 
@@ -161,6 +186,9 @@ def test_there_are_metrics_while_the_model_loads():
     families = text_string_to_metric_families(Exposition(client.measured, alias=True).text().decode())
     found = {family.name: family for family in families}
     assert found["gradus_ready"].samples[0].value == 0
+    states = {sample.labels["state"]: sample.value for sample in found["gradus_engine_state"].samples}
+    assert states.pop("loading") == 1 and {"ready", "stalled", "restarting", "failed"} <= states.keys()
+    assert not any(states.values())
     assert found["vllm:request_prompt_tokens"].samples[0].labels["model_name"] == "not-loaded"
 
 
@@ -404,15 +432,21 @@ def test_every_value_of_the_engine_has_a_metric():
     )
     drafts = Speculation(drafts=2, why="", steps=9, tokens=20, drafted=(9, 9), accepted=(6, 4))
     metrics = Metrics(preemptions=7, cached_tokens=20, active=3, cache=cache, speculation=drafts)
-    source = Source("m", metrics, Meter(), Counts(rejected=5), waiting=2, ready=True, context_length=100)
+    counts, states = Counts(rejected=5, restarts=6, self_checks=8), {"loading": False, "ready": True}
+    source = Source("m", metrics, Meter(), counts, waiting=2, ready=True, context_length=100, states=states)
     ours = {family.name: own_metric(family, source).samples for family in FAMILIES if family.name}
     for name, wanted in {
         "preemptions": 7, "prefix_cache_queries": 50, "prefix_cache_hits": 20, "cache_evictions": 2,
         "cache_refusals": 1, "draft_tokens": 18, "accepted_draft_tokens": 10, "running": 3, "waiting": 2,
         "disk_hits": 16, "disk_written_bytes": 900, "disk_lost_pages": 5, "disk_damaged_files": 4,
         "disk_bytes": 4096, "disk_files": 8, "cache_use": 0.4, "ready": 1, "rejected_requests": 5,
+        "drafts": 9, "engine_restarts": 6, "self_checks": 8,
     }.items():  # fmt: skip
         assert [sample.value for sample in ours[name]] == [wanted]
+    assert {each.labels["state"]: each.value for each in ours["engine_state"]} == {"loading": 0, "ready": 1}
+    (positions,) = [family for family in FAMILIES if family.vllm == "spec_decode_num_accepted_tokens_per_pos"]
+    accepted = {each.labels["position"]: each.value for each in vllm_metric(positions, source).samples}
+    assert accepted == {"0": 6, "1": 4}
     assert all(family.name or family.vllm for family in FAMILIES)
     (prompts,) = [family for family in FAMILIES if family.vllm == "request_prompt_tokens"]
     edges = [sample.labels["le"] for sample in vllm_metric(prompts, source).samples if "le" in sample.labels]

@@ -23,7 +23,7 @@ import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from gradus.engine.metrics import Metrics
 from gradus.engine.request import Request, SchedulingParams
@@ -228,8 +228,18 @@ class EngineClient:
         """Collect the values behind /metrics."""
         context, settings = (self.info.limits.context_length, self.info.settings) if self.info else (0, {})
         ready = self.state == "ready"
+        states = {state: state == self.state for state in get_args(State)}
         return Source(
-            self.model, self.metrics, self.meter, self.counts, self.waiting, ready, context, self.encoding, settings
+            self.model,
+            self.metrics,
+            self.meter,
+            self.counts,
+            self.waiting,
+            ready,
+            context,
+            self.encoding,
+            settings,
+            states,
         )
 
     # -- requests -----------------------------------------------------------------------------------------------------

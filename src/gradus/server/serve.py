@@ -34,6 +34,7 @@ from gradus.server.http.app import create_app
 from gradus.server.http.keys import Keys
 from gradus.server.http.protocol import protocol_with_deadline
 from gradus.server.http.tls import tls_options
+from gradus.server.notify import Manager
 
 log = logging.getLogger(__name__)
 
@@ -115,6 +116,8 @@ class Server(uvicorn.Server):
         self.load_error: Exception | None = None
         self._announcing: asyncio.Task[None] | None = None
         self._draining: asyncio.Task[None] | None = None
+        self._manager = Manager.of(os.environ)
+        self._following: asyncio.Task[None] | None = None
 
     @property
     def address(self) -> tuple[str, int]:
@@ -127,6 +130,8 @@ class Server(uvicorn.Server):
         self.loop = asyncio.get_running_loop()
         if self.started:
             self._announcing = self.loop.create_task(self._announce(*self.address))
+            if self._manager is not None:
+                self._following = self.loop.create_task(self._manager.follow(self.client))
 
     async def _announce(self, host: str, port: int) -> None:
         """Print how to reach the server once the model is loaded; a server that is closing may listen no longer. Leave
@@ -138,6 +143,8 @@ class Server(uvicorn.Server):
             self.should_exit = True
         else:
             logs.announce(self.client.config, ready_line(info, self.client.config, host, port), sys.stdout)
+            if self._manager is not None:
+                self._manager.ready()
             if leaves_on_failure(self.client.config):
                 await self.client.supervisor.given_up.wait()
                 log.error("leaving with status 1, so that the service manager starts the server again")
@@ -154,6 +161,8 @@ class Server(uvicorn.Server):
     def stop(self) -> None:
         """Drain and exit. The second call ends running requests after their last outputs, the third without them."""
         if self._draining is None:
+            if self._manager is not None:
+                self._manager.stopping()
             log.info("draining for at most %g s; one more signal stops at once", self.client.config.drain_timeout)
             self._draining = self.loop.create_task(self._drain())
         elif not self.client.hurried:

@@ -165,7 +165,7 @@ class Records:
         self.meter.by_key.add(record.key, record.route, record.status, record.tally)
         if record.route not in PROBES:
             route = "none" if record.route == UNMATCHED else record.route
-            self.meter.http_requests[route, record.method, f"{record.status // 100}xx"] += 1
+            self.meter.answered(route, record.method, record.status, time.monotonic() - record.started)
         asked = record.method in ("GET", "HEAD")
         level = logging.DEBUG if record.route in PROBES else self.level
         if record.status >= 500 and not (asked and record.status == 503):  # a question's normal answer while loading

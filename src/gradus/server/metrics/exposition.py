@@ -44,6 +44,7 @@ class Exposition(Collector):
             if family.vllm:
                 yield vllm_metric(family, source)
         yield http_requests(source)
+        yield http_seconds(source)
 
 
 def own_metric(family: Family, source: Source) -> Metric:
@@ -63,6 +64,15 @@ def http_requests(source: Source) -> Metric:
     return metric
 
 
+def http_seconds(source: Source) -> Metric:
+    """Make the histogram of the same library, of the time until an answer has been sent whole."""
+    name = "http_request_duration_seconds"
+    metric = HistogramMetricFamily(name, "Time to answer an HTTP request.", labels=("handler", "method"))
+    for labels, value in source.meter.http_seconds.items():
+        metric.add_metric(labels, buckets=_buckets(value, value.edges), sum_value=value.sum)
+    return metric
+
+
 def vllm_metric(family: Family, source: Source) -> Metric:
     """Make a metric under vLLM's name, with its labels and its buckets."""
     value = (family.vllm_value or family.value)(source)
@@ -78,9 +88,12 @@ def _histogram(
     name: str, help: str, labels: Mapping[str, str], value: Distribution, edges: tuple[float, ...]
 ) -> Metric:
     metric = HistogramMetricFamily(name, help, labels=list(labels))
-    buckets = [(edge, float(count)) for edge, count in value.cumulative(edges)]
-    metric.add_metric(list(labels.values()), buckets=buckets, sum_value=value.sum)
+    metric.add_metric(list(labels.values()), buckets=_buckets(value, edges), sum_value=value.sum)
     return metric
+
+
+def _buckets(value: Distribution, edges: tuple[float, ...]) -> list[tuple[str, float]]:
+    return [(edge, float(count)) for edge, count in value.cumulative(edges)]
 
 
 def _numbers(

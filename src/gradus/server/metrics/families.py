@@ -26,7 +26,8 @@ Value = float | Distribution | Mapping[tuple[str, ...], float]
 @dataclass(frozen=True, slots=True)
 class Source:
     """The source of all values. model: its name. context_length: the model's; 0 while it loads. encoding: how many of
-    the samples that wait do so for their prompt to be encoded. settings: the engine's."""
+    the samples that wait do so for their prompt to be encoded. settings: the engine's. states:
+    each that the engine may be in, and whether it is."""
 
     model: str
     metrics: Metrics
@@ -37,6 +38,7 @@ class Source:
     context_length: int
     encoding: int = 0
     settings: Mapping[str, Any] = field(default_factory=dict)
+    states: Mapping[str, bool] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +90,16 @@ def _finished(source: Source) -> Mapping[tuple[str, ...], float]:
     """Return all reasons from the start: rate() misses the first event of a counter that appears with it."""
     reasons = ("stop", "length", "cancelled", "timeout", "deadline", "refused", "error")
     return {(reason,): source.meter.finished[reason] for reason in reasons}
+
+
+def _drafted_steps(source: Source) -> float:
+    """Return how often a sequence's drafts were verified: each time, there is a draft in the first position."""
+    return next(iter(getattr(source.metrics.speculation, "drafted", ())), 0)
+
+
+def _accepted_by_position(source: Source) -> Mapping[tuple[str, ...], float]:
+    accepted = getattr(source.metrics.speculation, "accepted", ())
+    return {(str(position),): count for position, count in enumerate(accepted)}
 
 
 VLLM_REASONS = ("stop", "length", "abort", "error")
@@ -223,6 +235,7 @@ COUNTERS = (
         "counter",
         "Prompt tokens found in the prefix cache.",
         lambda source: source.metrics.cached_tokens,
+        "prompt_tokens_cached",
     ),
     Family(
         "generated_tokens",
@@ -277,6 +290,21 @@ COUNTERS = (
         _drafts("accepted"),
         "spec_decode_num_accepted_tokens",
     ),
+    Family(
+        "drafts",
+        "counter",
+        "Times that drafts of a sequence were verified.",
+        _drafted_steps,
+        "spec_decode_num_drafts",
+    ),
+    Family(
+        "",
+        "counter",
+        "Drafted tokens that were accepted, by their position.",
+        _accepted_by_position,
+        "spec_decode_num_accepted_tokens_per_pos",
+        ("position",),
+    ),
     Family("steps", "counter", "Engine steps.", lambda source: source.metrics.steps),
     Family("device_busy_seconds", "counter", "Time of all engine steps.", lambda source: source.metrics.busy_s),
     Family(
@@ -294,6 +322,13 @@ COUNTERS = (
     Family("abandoned_requests", "counter", "Requests whose client left.", lambda source: source.counts.abandoned),
     Family("stalled_requests", "counter", "Requests whose client did not read.", lambda source: source.counts.stalled),
     Family(
+        "engine_restarts",
+        "counter",
+        "Times that another engine was started after a failure.",
+        lambda source: source.counts.restarts,
+    ),
+    Family("self_checks", "counter", "Self-checks of the idle engine.", lambda source: source.counts.self_checks),
+    Family(
         "failed_self_checks",
         "counter",
         "Self-checks that found a defect.",
@@ -303,6 +338,13 @@ COUNTERS = (
 
 GAUGES = (
     Family("ready", "gauge", "1 while requests are taken.", lambda source: float(source.ready)),
+    Family(
+        "engine_state",
+        "gauge",
+        "1 for the engine's present state, 0 for all others.",
+        lambda source: {(state,): float(present) for state, present in source.states.items()},
+        labels=("state",),
+    ),
     Family("running", "gauge", "Samples that run.", lambda source: source.metrics.active, "num_requests_running"),
     Family(
         "waiting", "gauge", "Samples that wait for the engine.", lambda source: source.waiting, "num_requests_waiting"

@@ -32,6 +32,7 @@ TOKENS = steps_1_2_5(1_000_000)
 STEP_TOKENS = merged(VLLM_STEP_TOKENS, steps_1_2_5(100_000))
 SEQUENCES = steps_1_2_5(10_000)
 SAMPLES = (1, 2, 5, 10, 20)  # vLLM's
+HTTP = (0.1, 0.5, 1)  # of the library that vLLM has its HTTP metrics from
 
 
 @dataclass(slots=True, eq=False)
@@ -59,6 +60,7 @@ class Meter:
         self.finished: Counter[str] = Counter()
         self.by_key = ByKey()
         self.http_requests: Counter[tuple[str, ...]] = Counter()  # by route, method, and class of status: 2xx
+        self.http_seconds: dict[tuple[str, ...], Distribution] = {}  # by route and method
         self.ttft = Distribution(SECONDS)
         self.inter_token = Distribution(SECONDS)
         self.per_token = Distribution(SECONDS)
@@ -170,6 +172,11 @@ class Meter:
     def _count(self, stream: Stream, reason: str, samples: int = 1) -> None:
         self.finished[reason] += samples
         stream.tally.finished[reason] += samples
+
+    def answered(self, route: str, method: str, status: int, seconds: float) -> None:
+        """Count an HTTP request whose answer has ended. seconds: since it arrived."""
+        self.http_requests[route, method, f"{status // 100}xx"] += 1
+        self.http_seconds.setdefault((route, method), Distribution(HTTP)).observe(seconds)
 
     def leave(self, stream: Stream, error: Exception | None) -> None:
         """Count the samples of a stream that closes before the engine ended them."""
