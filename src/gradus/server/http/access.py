@@ -29,6 +29,9 @@ PUBLIC = frozenset({"/health", "/health/live", "/health/ready", "/ping"})
 MONITORED = frozenset({"/stats", "/metrics"})
 """Paths with statistics of all keys together: for the roles `monitor` and `admin`."""
 
+WATCHED = frozenset({"/xray", "/xray/trace"})
+"""Paths with the same statistics step by step, for every role. A client's key has names for its own requests alone."""
+
 _PROCESS_SECRET = secrets.token_bytes(32)
 
 
@@ -97,6 +100,8 @@ class Access:
             return None
         if key is None:
             return unknown_sender(presented)
+        if scope["path"] in WATCHED:
+            return None
         monitored = scope["path"] in MONITORED
         if key.role == ("client" if monitored else "monitor"):
             message = f"the role {key.role!r} of this API key does not allow {scope['path'][:100]}"
