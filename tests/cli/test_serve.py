@@ -332,6 +332,7 @@ def test_it_serves_until_it_is_told_to_stop(process):
         "memory_fraction": 0.5,
         "prefix_dir": None,
         "prefix_dir_size": None,
+        "runner": None,
         "tensor_parallel": 1,
         "pipeline_parallel": 1,
         "switches": {"prefix_cache": False, "chunked": True, "kernels": True, "graphs": False, "overlap": True},

@@ -15,6 +15,7 @@ from gradus.assembly.heads import trained_heads
 from gradus.assembly.memory import enough_memory
 from gradus.assembly.parallel import assemble_ranks
 from gradus.assembly.prefixes import open_prefixes
+from gradus.assembly.remote import assemble_remote
 from gradus.config.options import EngineConfig, EngineOptions
 from gradus.engine.engine import Engine
 from gradus.errors import ConfigError
@@ -59,6 +60,8 @@ def assemble(
             engine = build(load(checkpoint, precision), options)
         return engine, replace(options, limits=engine.limits)
     assert isinstance(options, EngineConfig)
+    if options.runner is not None:
+        return assemble_remote(checkpoint, options)
     check_activations(checkpoint, options, device)
     if options.ranks > 1:
         return assemble_ranks(checkpoint, options, device, precision, progress)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from gradus.config.options import SERVED_STEP_TARGET
 from gradus.engine.core import Core
 from gradus.engine.request import ModelLimits
+from gradus.errors import ConfigError
 from gradus.loading import Progress
 from gradus.loading.default_sampling import Recommended
 from gradus.server.config import ServerConfig
@@ -40,7 +41,8 @@ def open_tokenizer(config: ServerConfig, progress: Progress | None = None) -> "T
 
 
 def planned(settings: ServerConfig, checkpoint: "Checkpoint") -> "tuple[MemoryPlan, dict[str, str] | None]":
-    """Plan the memory without reading any weights, and describe the draft model, if there is one."""
+    """Plan the memory without reading any weights, and describe the draft model, if there is one. Raises ConfigError if
+    a runner in another process has the memory."""
     from gradus.assembly.checkpoint import keeps_bits, open_draft
     from gradus.assembly.parallel import for_each_rank, place_of, precision_of_ranks
     from gradus.config.options import EngineConfig, resolve_context
@@ -49,6 +51,8 @@ def planned(settings: ServerConfig, checkpoint: "Checkpoint") -> "tuple[MemoryPl
     from gradus.models.precision import resolve_device
     from gradus.quantization.precision import resolve
 
+    if settings.runner is not None:
+        raise ConfigError("a dry run shows the memory of a model in this process: leave out --runner")
     config, device = checkpoint.config, resolve_device(settings.device)
     limits = ModelLimits(config.vocab_size, resolve_context(settings.context_length, config.context_length))
     options = settings.options(limits, device.type)
@@ -80,11 +84,11 @@ def load_engine(config: ServerConfig, progress: Progress | None = None) -> tuple
 
 
 def keywords(config: ServerConfig) -> dict[str, Any]:
-    """The keywords for `LLM`. Clients share a server's steps: on a CPU, these have a target by default."""
+    """The keywords for `LLM`. Clients share a server's steps: on this process's CPU, these have a target by default."""
     from gradus.models.precision import resolve_device
 
     given, cut = config.keywords(), config.phase is None and "chunked" not in config.switch_off
-    if given["step_target"] is None and cut and resolve_device(config.device).type == "cpu":
+    if given["step_target"] is None and cut and config.runner is None and resolve_device(config.device).type == "cpu":
         given["step_target"] = SERVED_STEP_TARGET
     return given
 
@@ -98,8 +102,8 @@ def described(llm: "LLM", config: ServerConfig | None = None) -> ModelInfo:
         model=model_name(llm.checkpoint.name),
         engine=llm.engine_name,
         phase=llm.phase,
-        device=str(llm.device),
-        dtype=llm.precision.title,
+        device=llm.device_name,
+        dtype=llm.dtype,
         limits=llm.limits,
         settings=llm.settings,
         default_sampling=sampling,
