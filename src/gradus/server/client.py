@@ -25,14 +25,17 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from gradus.device.allocator import give_back_host_memory
 from gradus.engine.metrics import Metrics
 from gradus.engine.request import Request, SchedulingParams
 from gradus.engine.sequence import Output
 from gradus.errors import GradusError, RequestError
 from gradus.garbage import spare_what_stays
 from gradus.loading import model_name
+from gradus.loading.progress import Stages
 from gradus.server.config import ServerConfig
 from gradus.server.encoding import EncodingQueue, Job, guarded, weight
+from gradus.server.engine.child import GOODBYE_S
 from gradus.server.engine.link import MakeLink, link_for
 from gradus.server.engine.loop import loader
 from gradus.server.engine.messages import (
@@ -42,6 +45,7 @@ from gradus.server.engine.messages import (
     Failure,
     Loaded,
     LoadFailed,
+    Loading,
     ModelInfo,
     Report,
     SelfChecked,
@@ -67,9 +71,6 @@ log = logging.getLogger(__name__)
 # Seconds that a stream waits for the last output of a request that should end: most steps are far shorter.
 LAST_WORD_S = 1.0
 
-# Seconds for an idle engine to release its memory.
-GOODBYE_S = 10.0
-
 # Most prompts of one body to encode on the event loop.
 MOST_AT_ONCE = 16
 
@@ -94,7 +95,7 @@ class EngineClient:
         self.metrics = Metrics()
         self.counts = Counts()
         self.meter = Meter(config.price_per_hour)
-        self.supervisor = Supervisor(config, self.counts, self._lose_all)
+        self.supervisor = Supervisor(config, self.counts, self._lose_all, self._forget_engine)
         self.started = time.monotonic()
         self.stopped = False
         self._loader = loader
@@ -126,7 +127,8 @@ class EngineClient:
         self._prompts = EncodingQueue("front-end", self.config.max_waiting, self.counts)
         self._opener = ThreadPoolExecutor(1, "tokenizer")
         self._link = self._make_link(self._loader, self.config, self.receive, self._loop)
-        self._opening = self._opener.submit(lambda: loader(self._loader).open_tokenizer(self.config))
+        stages = Stages(lambda stage: self._loop.call_soon_threadsafe(self.supervisor.loading, stage))
+        self._opening = self._opener.submit(lambda: loader(self._loader).open_tokenizer(self.config, stages))
         self._load_task = self._loop.create_task(self._load())
 
     async def _load(self) -> None:
@@ -227,9 +229,17 @@ class EngineClient:
     def measured(self) -> Source:
         """Collect the values behind /metrics."""
         context, settings = (self.info.limits.context_length, self.info.settings) if self.info else (0, {})
-        ready = self.state == "ready"
         return Source(
-            self.model, self.metrics, self.meter, self.counts, self.waiting, ready, context, self.encoding, settings
+            self.model,
+            self.metrics,
+            self.meter,
+            self.counts,
+            self.waiting,
+            self.supervisor.ready,
+            context,
+            self.encoding,
+            settings,
+            asleep=self.state in ("asleep", "waking"),
         )
 
     # -- requests -----------------------------------------------------------------------------------------------------
@@ -285,6 +295,7 @@ class EngineClient:
         self._streams.update(dict.fromkeys(stream.handles, stream))
         self.meter.enter(stream)
         self._nothing_runs.clear()
+        self.supervisor.idle_since = None
 
     def _begin_later(self, stream: Stream, turns: Sequence[Turn | None], jobs: "Sequence[Job[Request]]") -> None:
         """Begin once all prompts are encoded. Meanwhile the timeout runs, and if the stream is closed, prompts whose
@@ -404,6 +415,9 @@ class EngineClient:
         for name in stream.ids:
             if (handle := self._handles.get(name)) is None:
                 continue
+            if self.supervisor.withdraw(handle):
+                self._samples_sent -= stream.requests[name].params.n
+                continue
             try:
                 self.supervisor.send(Cancel(handle, reason))
             except Exception:  # the stream has to end all the same
@@ -421,6 +435,7 @@ class EngineClient:
                 self._samples.close(handle, stream.requests[name].params.n)
         if not self._streams:
             self._nothing_runs.set()
+            self.supervisor.idle_since = time.monotonic()
         if stream.timer is not None:
             stream.timer.cancel()
         if error is not None:
@@ -442,6 +457,8 @@ class EngineClient:
         match message:
             case Report():
                 self._on_report(message)
+            case Loading():
+                self.supervisor.loading(message.stage)
             case Loaded():
                 self._on_loaded(message.info, message.metrics)
             case LoadFailed():
@@ -454,16 +471,18 @@ class EngineClient:
 
     def _on_loaded(self, info: ModelInfo, metrics: Metrics) -> None:
         self.info, self.metrics = info, metrics
-        self._front_end = FrontEnd(
-            self._tokenizer,
-            info.limits,
-            self.model,
-            self._end_sample,
-            tool_format=self.config.tool_format,
-            all_schemas=self.config.tool_schemas == "all",
-            max_tool_calls=self.config.max_tool_calls,
-        )
-        spare_what_stays(self)  # a pause that no request should meet
+        if self._front_end is None:
+            self._front_end = FrontEnd(
+                self._tokenizer,
+                info.limits,
+                self.model,
+                self._end_sample,
+                tool_format=self.config.tool_format,
+                all_schemas=self.config.tool_schemas == "all",
+                max_tool_calls=self.config.max_tool_calls,
+            )
+            spare_what_stays(self)  # a pause that no request should meet
+        self._front_end.limits = info.limits  # another engine may have found less memory
         self.supervisor.loaded()
         if not self._loaded.done():
             self._loaded.set_result(info)
@@ -482,8 +501,13 @@ class EngineClient:
         """Fail all requests: their engine is gone, and what it had to do with it."""
         for stream in set(self._streams.values()):
             self._close(stream, error)
+        self._forget_engine()
+
+    def _forget_engine(self) -> None:
+        """Note that no engine has work. What was only needed for it goes back to the system."""
         self.metrics = dataclasses.replace(self.metrics, waiting=0, active=0, cache=None)
         self._samples_sent = self._samples_taken = self._queued = self._requests = 0
+        give_back_host_memory()
 
     def _on_report(self, report: Report) -> None:
         self.supervisor.reported(report)

@@ -136,9 +136,11 @@ def _add_reports(app: FastAPI, client: EngineClient, config: ServerConfig) -> No
     async def health() -> Response:
         engine = client.info.engine if client.info else None
         status = {"status": client.state, "reason": client.reason, "engine": engine}
+        if (progress := client.supervisor.progress) is not None:
+            status["progress"] = progress
         refusal = client.supervisor.refusal
         again = {"retry-after": str(refusal.retry_after)} if refusal and refusal.retry_after else {}
-        return json_response(200 if client.state == "ready" else 503, status, again)
+        return json_response(200 if client.supervisor.ready else 503, status, again)
 
     @app.get("/health/live", summary="Whether a restart would not help: 503 once the engine has failed")
     async def live() -> Response:
