@@ -95,7 +95,7 @@ class EngineClient:
         self.metrics = Metrics()
         self.counts = Counts()
         self.meter = Meter(config.price_per_hour)
-        self.supervisor = Supervisor(config, self.counts, self._lose_all, self._forget_engine)
+        self.supervisor = Supervisor(config, self.counts, self._lose_all, self._rest, self._return_to_work)
         self.started = time.monotonic()
         self.stopped = False
         self._loader = loader
@@ -503,11 +503,19 @@ class EngineClient:
             self._close(stream, error)
         self._forget_engine()
 
+    def _rest(self) -> None:
+        """Take as little memory as possible while the engine sleeps."""
+        self._forget_engine()
+        self.front_end.rest()
+        give_back_host_memory()
+
+    def _return_to_work(self) -> None:
+        self.front_end.return_to_work()
+
     def _forget_engine(self) -> None:
-        """Note that no engine has work. What was only needed for it goes back to the system."""
+        """Note that no engine has work."""
         self.metrics = dataclasses.replace(self.metrics, waiting=0, active=0, cache=None)
         self._samples_sent = self._samples_taken = self._queued = self._requests = 0
-        give_back_host_memory()
 
     def _on_report(self, report: Report) -> None:
         self.supervisor.reported(report)

@@ -42,7 +42,8 @@ HEARTBEAT_S = 1.0  # between two questions to an idle engine
 class Supervisor:
     """Keeps an engine running behind a link. For one event loop only.
 
-    fail: ends all requests with the error given, because their engine is gone. gone: notes that an idle engine sleeps.
+    fail: ends all requests with the error given, because their engine is gone. rests, wakes: note that the
+    engine falls asleep, and that it wakes.
     state, reason: as /health reports them. stage: what a load is at; None before its first report, and after it.
     given_up: set while the state is "failed". idle_since: when the last request ended, in seconds of `time.monotonic`;
     None while there is one.
@@ -53,7 +54,8 @@ class Supervisor:
         config: ServerConfig,
         counts: Counts,
         fail: Callable[[Unavailable], None],
-        gone: Callable[[], None] = lambda: None,
+        rests: Callable[[], None],
+        wakes: Callable[[], None],
     ) -> None:
         self.state: State = "loading"
         self.stage: Stage | None = None
@@ -62,7 +64,7 @@ class Supervisor:
         self.given_up = asyncio.Event()
         self._counts = counts
         self._fail = fail
-        self._gone = gone
+        self._on_rest, self._on_wake = rests, wakes
         self._sleep_after = math.inf if config.sleep_after is None else config.sleep_after
         self._held: dict[int, Submit] = {}  # by handle, while the engine sleeps or wakes
         self._holds = False
@@ -177,7 +179,7 @@ class Supervisor:
         self.state, self.reason, self._holds = "asleep", "the engine sleeps until a request wakes it", True
         self._watch = Watch()
         self._link.rest()
-        self._gone()
+        self._on_rest()
 
     def _hold(self, command: Command) -> None:
         """Hold a request, and wake the engine. Any other command would be about a request that has ended."""
@@ -188,6 +190,15 @@ class Supervisor:
             self.state, self.reason = "waking", WAKES
             log.info("a request wakes the engine")
             self._load()
+            self._on_wake()
+
+    def holds(self, handle: int) -> bool:
+        """Whether a request is held."""
+        return handle in self._held
+
+    def waking(self) -> str:
+        """Say in one line what a waking engine is at; "" otherwise."""
+        return self.reason if self.state == "waking" else ""
 
     def withdraw(self, handle: int) -> bool:
         """Drop a request that is held. Returns False if it is not."""

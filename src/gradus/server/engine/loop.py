@@ -26,6 +26,7 @@ from gradus.engine.request import Request, packed_ids
 from gradus.engine.sequence import Output
 from gradus.engine.structured import Structured
 from gradus.errors import GradusError
+from gradus.garbage import paused
 from gradus.loading.progress import Progress, Stages
 from gradus.server.config import ServerConfig
 from gradus.server.engine.compiling import Compiled, Compiling
@@ -95,7 +96,9 @@ def run_engine(loader_name: str, config: ServerConfig, commands: Commands, post:
     """
     try:
         stages = Stages(lambda stage: post(Loading(stage)))
-        core, info = loader(loader_name).load_engine(config, stages)
+        stages.begin("starting the engine", None)  # PyTorch is imported before anything can be loaded
+        with paused():
+            core, info = loader(loader_name).load_engine(config, stages)
         loaded = Loaded(info, core.metrics())
     except BaseException as error:  # a bug, a user's mistake, even exit(): report it to the front end
         if not isinstance(error, GradusError):

@@ -39,7 +39,7 @@ from gradus.server.http.keys import Keys
 from gradus.server.http.model_routes import add_model_routes
 from gradus.server.http.record import REQUEST_ID, Records, record_of
 from gradus.server.http.slices import JsonInSlices
-from gradus.server.http.streaming import EventStream, cancelled_with_client
+from gradus.server.http.streaming import STAGE_S, EventStream, cancelled_with_client
 from gradus.server.limits import MAX_HEADER_BYTES, MAX_HEADERS, body_limit, check_logprobs, limits, logprobs_limit
 from gradus.server.metrics.exposition import CONTENT_TYPE, Exposition
 from gradus.server.results import Stream
@@ -188,12 +188,13 @@ async def respond(request: Request, read: Reader, client: EngineClient, config: 
     stream = client.submit(*admitted(record, exchange.asks), key=record.key, name=record.id)
     record.follow(stream.tally)
     async with cancelled_with_client(request.receive, stream):
-        await stream.accepted()
+        # a client that streams learns after a second what it waits for
+        await stream.accepted(STAGE_S if exchange.stream and client.supervisor.holds(stream.handles[0]) else None)
         warnings = without_effect(exchange, stream, client)
         encoder = exchange.encoder(stream)
         if not exchange.stream:
             return JsonInSlices(encoder.whole(await all_completions(stream)), warnings, config.write_timeout)
-    return EventStream(stream, encoder, config, warnings)
+    return EventStream(stream, encoder, config, warnings, client.supervisor.waking)
 
 
 def without_effect(exchange: Exchange, stream: Stream, client: EngineClient) -> dict[str, str]:
