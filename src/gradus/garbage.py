@@ -26,8 +26,8 @@ def see_all() -> None:
 
 @contextmanager
 def paused() -> Iterator[None]:
-    """Collect nothing within the block, which makes many objects that stay. Looking through them again and again takes a
-    fifth of a small engine's load. Reference counts still free what has no cycles."""
+    """Collect nothing within the block, which makes many objects that stay: looking through them again and again takes
+    a fifth of a small engine's load. Reference counts still free what has no cycles."""
     gc.disable()
     try:
         yield

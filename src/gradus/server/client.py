@@ -22,6 +22,7 @@ import secrets
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +33,7 @@ from gradus.engine.sequence import Output
 from gradus.errors import GradusError, RequestError
 from gradus.garbage import spare_what_stays
 from gradus.loading import model_name
-from gradus.loading.progress import Stages
+from gradus.loading.progress import Stage, Stages
 from gradus.server.config import ServerConfig
 from gradus.server.encoding import EncodingQueue, Job, guarded, weight
 from gradus.server.engine.child import GOODBYE_S
@@ -127,7 +128,7 @@ class EngineClient:
         self._prompts = EncodingQueue("front-end", self.config.max_waiting, self.counts)
         self._opener = ThreadPoolExecutor(1, "tokenizer")
         self._link = self._make_link(self._loader, self.config, self.receive, self._loop)
-        stages = Stages(lambda stage: self._loop.call_soon_threadsafe(self.supervisor.loading, stage))
+        stages = Stages(self._tell_stage)
         self._opening = self._opener.submit(lambda: loader(self._loader).open_tokenizer(self.config, stages))
         self._load_task = self._loop.create_task(self._load())
 
@@ -143,6 +144,11 @@ class EngineClient:
             self.receive(LoadFailed(Failure.of(error)))
         else:
             self.supervisor.start(self._link)
+
+    def _tell_stage(self, stage: Stage) -> None:
+        """Pass on what opening the tokenizer, on its thread, is at. A loop that is closed no longer listens."""
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self.supervisor.loading, stage)
 
     @property
     def state(self) -> State:

@@ -135,7 +135,7 @@ def _add_reports(app: FastAPI, client: EngineClient, config: ServerConfig) -> No
     @app.post("/ping", include_in_schema=False)
     async def health() -> Response:
         engine = client.info.engine if client.info else None
-        status = {"status": client.state, "reason": client.reason, "engine": engine}
+        status: dict[str, Any] = {"status": client.state, "reason": client.reason, "engine": engine}
         if (progress := client.supervisor.progress) is not None:
             status["progress"] = progress
         refusal = client.supervisor.refusal

@@ -28,7 +28,6 @@ from gradus.server.http.slices import cut, left, slices
 from gradus.server.results import Stream
 from gradus.text.completion import Delta
 
-
 STAGE_S = 1.0  # between two comments on the stages of a load
 
 
