@@ -298,7 +298,7 @@ def test_a_streaming_client_hears_what_it_waits_for():
             lines = list(answer.iter_lines())
         assert answer.status_code == 200
         comments = [line for line in lines if line.startswith(": ")]
-        assert comments and all(line.startswith(": the engine wakes") for line in comments)
+        assert comments and all(line.startswith(": the engine wakes") for line in comments), lines
         frames = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
         assert [token for frame in frames for token in frame["token_ids"]] == [0, 1, 2] and lines[-2] == "data: [DONE]"
 

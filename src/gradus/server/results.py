@@ -4,8 +4,8 @@ A Stream lives on the event loop: the client fills it from the engine's reports,
 """
 
 import asyncio
-import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import chain
 
 from gradus.engine.logprobs import Logprobs
@@ -66,9 +66,10 @@ class Stream:
     async def accepted(self, timeout: float | None = None) -> None:
         """Wait until the engine has checked all requests, at most `timeout` seconds. Raises RequestError, or any error
         of `receive`."""
-        end = None if timeout is None else time.monotonic() + timeout
-        while self._unaccepted and self._error is None and (end is None or time.monotonic() < end):
-            await self._wait(timeout)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                while self._unaccepted and self._error is None:
+                    await self._wait(None)
         if self._error is not None:
             raise self._error
 
