@@ -97,6 +97,21 @@ def running(load=None, *, headers=None, **settings):
     elsewhere = isinstance(load, str)
     config = ServerConfig(model=written(load) if elsewhere else register(load or ScriptedCore), port=0, **settings)
     client = EngineClient(config, "tests.server.scripted", EngineProcess if elsewhere else EngineThread)
+    with answering(config, client, headers) as server:
+        server.engine = None if elsewhere else registered(config.model)
+        yield server
+
+
+@contextlib.contextmanager
+def real_running(model, **settings):
+    """A server whose engine is loaded as users' are, in a process of its own."""
+    config = ServerConfig(model=model, port=0, **settings)
+    with answering(config, EngineClient(config)) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def answering(config, client, headers=None):
     server, listening = Server(config, client), bind(config)
     port = listening.getsockname()[1]
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
@@ -106,7 +121,7 @@ def running(load=None, *, headers=None, **settings):
         with httpx.Client(base_url=url, timeout=60, trust_env=False, headers=headers) as http:
             assert eventually(lambda: server.started)
             assert eventually(lambda: client.state != "loading", 60)
-            yield Running(url, port, None if elsewhere else registered(config.model), client, server, http)
+            yield Running(url, port, None, client, server, http)
     finally:
         server.should_exit = True
         thread.join(20)

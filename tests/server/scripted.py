@@ -269,12 +269,12 @@ def _made(config):
     return entry[1]
 
 
-def open_tokenizer(config):
+def open_tokenizer(config, progress=None):
     if config.model.startswith(WRITTEN) and "Core(" not in config.model:
         return ScriptedTokenizer()  # the engine's side is what fails
     return _made(config).tokenizer
 
 
-def load_engine(config):
+def load_engine(config, progress=None):
     made = _made(config)
     return (made, made.info) if isinstance(made, ScriptedCore) else (made.core, described(made, config))

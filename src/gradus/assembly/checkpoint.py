@@ -77,9 +77,10 @@ def assemble(
         config = replace(config, limits=replace(config.limits, structured=keeps, lazy=keeps, prompt_logprobs=True))
         with enough_memory(config, device):
             drafter = None if draft is None else load(*draft)
-            engine = build_final(
-                load(checkpoint, precision), config, _capturing(progress), drafter, grammars, prefixes=prefixes
-            )
+            model = load(checkpoint, precision)
+            if progress is not None:
+                progress.begin("preparing the kernels", None)
+            engine = build_final(model, config, _capturing(progress), drafter, grammars, prefixes=prefixes)
             plan.check_room(device)
     return engine, config
 

@@ -22,17 +22,21 @@ import secrets
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, get_args
 
+from gradus.device.allocator import give_back_host_memory
 from gradus.engine.metrics import Metrics
 from gradus.engine.request import Request, SchedulingParams
 from gradus.engine.sequence import Output
 from gradus.errors import GradusError, RequestError
 from gradus.garbage import spare_what_stays
 from gradus.loading import model_name
+from gradus.loading.progress import Stage, Stages
 from gradus.server.config import ServerConfig
 from gradus.server.encoding import EncodingQueue, Job, guarded, weight
+from gradus.server.engine.child import GOODBYE_S
 from gradus.server.engine.link import MakeLink, link_for
 from gradus.server.engine.loop import loader
 from gradus.server.engine.messages import (
@@ -42,6 +46,7 @@ from gradus.server.engine.messages import (
     Failure,
     Loaded,
     LoadFailed,
+    Loading,
     ModelInfo,
     Report,
     SelfChecked,
@@ -70,9 +75,6 @@ log = logging.getLogger(__name__)
 # Seconds that a stream waits for the last output of a request that should end: most steps are far shorter.
 LAST_WORD_S = 1.0
 
-# Seconds for an idle engine to release its memory.
-GOODBYE_S = 10.0
-
 # Most prompts of one body to encode on the event loop.
 MOST_AT_ONCE = 16
 
@@ -97,7 +99,7 @@ class EngineClient:
         self.metrics = Metrics()
         self.counts = Counts()
         self.meter = Meter(config.price_per_hour)
-        self.supervisor = Supervisor(config, self.counts, self._lose_all)
+        self.supervisor = Supervisor(config, self.counts, self._lose_all, self._rest, self._return_to_work)
         self.watchers = Watchers(self)
         self.started = time.monotonic()
         self.stopped = False
@@ -130,7 +132,8 @@ class EngineClient:
         self._prompts = EncodingQueue("front-end", self.config.max_waiting, self.counts)
         self._opener = ThreadPoolExecutor(1, "tokenizer")
         self._link = self._make_link(self._loader, self.config, self.receive, self._loop)
-        self._opening = self._opener.submit(lambda: loader(self._loader).open_tokenizer(self.config))
+        stages = Stages(self._tell_stage)
+        self._opening = self._opener.submit(lambda: loader(self._loader).open_tokenizer(self.config, stages))
         self._load_task = self._loop.create_task(self._load())
 
     async def _load(self) -> None:
@@ -145,6 +148,11 @@ class EngineClient:
             self.receive(LoadFailed(Failure.of(error)))
         else:
             self.supervisor.start(self._link)
+
+    def _tell_stage(self, stage: Stage) -> None:
+        """Pass on what opening the tokenizer, on its thread, is at. A loop that is closed no longer listens."""
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self.supervisor.loading, stage)
 
     @property
     def state(self) -> State:
@@ -233,7 +241,6 @@ class EngineClient:
     def measured(self) -> Source:
         """Collect the values behind /metrics."""
         context, settings = (self.info.limits.context_length, self.info.settings) if self.info else (0, {})
-        ready = self.state == "ready"
         states = {state: state == self.state for state in get_args(State)}
         return Source(
             self.model,
@@ -241,11 +248,12 @@ class EngineClient:
             self.meter,
             self.counts,
             self.waiting,
-            ready,
+            self.supervisor.ready,
             context,
             self.encoding,
             settings,
             states,
+            asleep=self.state in ("asleep", "waking"),
         )
 
     # -- watchers: see `gradus.server.xray.watchers.Engine` -----------------------------------------------------------
@@ -334,6 +342,7 @@ class EngineClient:
         self._streams.update(dict.fromkeys(stream.handles, stream))
         self.meter.enter(stream)
         self._nothing_runs.clear()
+        self.supervisor.idle_since = None
 
     def _begin_later(self, stream: Stream, turns: Sequence[Turn | None], jobs: "Sequence[Job[Request]]") -> None:
         """Begin once all prompts are encoded. Meanwhile the timeout runs, and if the stream is closed, prompts whose
@@ -453,6 +462,9 @@ class EngineClient:
         for name in stream.ids:
             if (handle := self._handles.get(name)) is None:
                 continue
+            if self.supervisor.withdraw(handle):
+                self._samples_sent -= stream.requests[name].params.n
+                continue
             try:
                 self.supervisor.send(Cancel(handle, reason))
             except Exception:  # the stream has to end all the same
@@ -470,6 +482,7 @@ class EngineClient:
                 self._samples.close(handle, stream.requests[name].params.n)
         if not self._streams:
             self._nothing_runs.set()
+            self.supervisor.idle_since = time.monotonic()
         if stream.timer is not None:
             stream.timer.cancel()
         if error is not None:
@@ -493,6 +506,8 @@ class EngineClient:
                 self._on_report(message)
             case Watched():
                 self.watchers.read(message)
+            case Loading():
+                self.supervisor.loading(message.stage)
             case Loaded():
                 self._on_loaded(message.info, message.metrics)
             case LoadFailed():
@@ -505,16 +520,18 @@ class EngineClient:
 
     def _on_loaded(self, info: ModelInfo, metrics: Metrics) -> None:
         self.info, self.metrics = info, metrics
-        self._front_end = FrontEnd(
-            self._tokenizer,
-            info.limits,
-            self.model,
-            self._end_sample,
-            tool_format=self.config.tool_format,
-            all_schemas=self.config.tool_schemas == "all",
-            max_tool_calls=self.config.max_tool_calls,
-        )
-        spare_what_stays(self)  # a pause that no request should meet
+        if self._front_end is None:
+            self._front_end = FrontEnd(
+                self._tokenizer,
+                info.limits,
+                self.model,
+                self._end_sample,
+                tool_format=self.config.tool_format,
+                all_schemas=self.config.tool_schemas == "all",
+                max_tool_calls=self.config.max_tool_calls,
+            )
+            spare_what_stays(self)  # a pause that no request should meet
+        self._front_end.limits = info.limits  # another engine may have found less memory
         self.supervisor.loaded()
         self.watchers.begin()
         if not self._loaded.done():
@@ -534,6 +551,19 @@ class EngineClient:
         """Fail all requests: their engine is gone, and what it had to do with it."""
         for stream in set(self._streams.values()):
             self._close(stream, error)
+        self._forget_engine()
+
+    def _rest(self) -> None:
+        """Take as little memory as possible while the engine sleeps."""
+        self._forget_engine()
+        self.front_end.rest()
+        give_back_host_memory()
+
+    def _return_to_work(self) -> None:
+        self.front_end.return_to_work()
+
+    def _forget_engine(self) -> None:
+        """Note that no engine has work."""
         self.metrics = dataclasses.replace(self.metrics, waiting=0, active=0, cache=None)
         self._samples_sent = self._samples_taken = self._queued = self._requests = 0
         self.watchers.lose()

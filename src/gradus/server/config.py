@@ -147,6 +147,15 @@ class ServerConfig(Settings):
         unit="seconds",
         panel=_LIMITS,
     )
+    sleep_after: float | None = setting(
+        None,
+        "Time without a request after which the engine's process ends, so that its memory is free; the next request "
+        "waits until another one is loaded.",
+        unset="never",
+        above=0,
+        unit="seconds",
+        panel=_LIMITS,
+    )
     on_failure: str = setting(
         "auto",
         "After the engine's fourth failure in ten minutes: exit (status 1); retry (start another engine each minute); "
@@ -278,6 +287,8 @@ class ServerConfig(Settings):
         for origin in self.cors_origins:
             if not is_origin(origin):
                 raise ConfigError(f"cors_origins takes origins such as https://chat.example.org, got {origin!r}")
+        if self.sleep_after is not None and self.phase is not None:
+            raise ConfigError(f"sleep_after is for the final engine, not for phase {self.phase}: leave one of them out")
         _check_names(self.served_model_name)
         _ = self.sampling  # raises for values that no request could have
         if (self.tls_cert is None) != (self.tls_key is None):

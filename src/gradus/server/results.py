@@ -5,6 +5,7 @@ A Stream lives on the event loop: the client fills it from the engine's reports,
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import chain
 
 from gradus.engine.logprobs import Logprobs
@@ -63,10 +64,13 @@ class Stream:
         """Name the request in the log: by the id of its answer, and the engine's."""
         return f"request {self.name or self.ids[0]}" + (f" ({', '.join(self.ids[:1])})" if self.name else "")
 
-    async def accepted(self) -> None:
-        """Wait until the engine has checked all requests. Raises RequestError, or any error of `receive`."""
-        while self._unaccepted and self._error is None:
-            await self._wait(None)
+    async def accepted(self, timeout: float | None = None) -> None:
+        """Wait until the engine has checked all requests, at most `timeout` seconds. Raises RequestError, or any error
+        of `receive`."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                while self._unaccepted and self._error is None:
+                    await self._wait(None)
         if self._error is not None:
             raise self._error
 

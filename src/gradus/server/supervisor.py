@@ -1,14 +1,18 @@
-"""The engine's life, as the front end sees it: its start, its progress, and another start after a failure.
+"""The engine's life, as the front end sees it: its start, its progress, its sleep, and another start after a failure.
 
     loading ─▶ ready ◀─▶ stalled          no progress for STALL_S, although there is work
-                 │ ▲
-                 ▼ │
-             restarting ─▶ failed         several failures in ten minutes: another start every minute, until one helps
-                                          (an engine on a thread cannot be started again)
+              ▲  │ ▲
+              │  ▼ │
+              │ restarting ─▶ failed      several failures in ten minutes: another start every minute, until one helps
+              │                           (an engine on a thread cannot be started again)
+            waking ◀─ asleep ◀─ ready     nothing to do for `sleep_after`: the engine ends, and a request starts another
 
 A failing engine takes nothing else down: its requests get an error at once, and an engine with a process of its own is
 started again. Requests that arrive before it is loaded are refused, with the time to return. An idle engine has to show
 every second that it is alive, so one that hangs is found before the next request is.
+
+Requests that arrive while the engine sleeps or wakes are held here, and sent once it is loaded. To fall asleep is
+decided on the event loop, between two requests, so none can be lost to an engine that ends.
 """
 
 import asyncio
@@ -18,16 +22,18 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any, Literal
 
+from gradus.loading.progress import Stage
 from gradus.server.config import ServerConfig
 from gradus.server.engine.link import Link
-from gradus.server.engine.messages import Command, Ping, Report
+from gradus.server.engine.messages import Command, Ping, Report, Submit
 from gradus.server.failures import Unavailable
 from gradus.server.measures import Counts
 
 log = logging.getLogger(__name__)
 
-State = Literal["loading", "ready", "stalled", "restarting", "draining", "failed"]
+State = Literal["loading", "ready", "stalled", "restarting", "asleep", "waking", "draining", "failed"]
 
+WAKES = "the engine wakes"
 STALL_S = 1.7
 LOOK_S = 0.25  # between two looks at the engine's progress, so a stall is found within two seconds
 HEARTBEAT_S = 1.0  # between two questions to an idle engine
@@ -36,16 +42,32 @@ HEARTBEAT_S = 1.0  # between two questions to an idle engine
 class Supervisor:
     """Keeps an engine running behind a link. For one event loop only.
 
-    fail: ends all requests with the error given, because their engine is gone.
-    state, reason: as /health reports them. given_up: set while the state is "failed".
+    fail: ends all requests with the error given, because their engine is gone. rests, wakes: note that the
+    engine falls asleep, and that it wakes.
+    state, reason: as /health reports them. stage: what a load is at; None before its first report, and after it.
+    given_up: set while the state is "failed". idle_since: when the last request ended, in seconds of `time.monotonic`;
+    None while there is one.
     """
 
-    def __init__(self, config: ServerConfig, counts: Counts, fail: Callable[[Unavailable], None]) -> None:
+    def __init__(
+        self,
+        config: ServerConfig,
+        counts: Counts,
+        fail: Callable[[Unavailable], None],
+        rests: Callable[[], None],
+        wakes: Callable[[], None],
+    ) -> None:
         self.state: State = "loading"
+        self.stage: Stage | None = None
+        self.idle_since: float | None = time.monotonic()
         self.reason = "the model is loading"
         self.given_up = asyncio.Event()
         self._counts = counts
         self._fail = fail
+        self._on_rest, self._on_wake = rests, wakes
+        self._sleep_after = math.inf if config.sleep_after is None else config.sleep_after
+        self._held: dict[int, Submit] = {}  # by handle, while the engine sleeps or wakes
+        self._holds = False
         self._step_timeout = config.step_timeout
         self._schedule = Restarts()
         self._watch = Watch()
@@ -84,10 +106,15 @@ class Supervisor:
         return self._watch.silent_since is None
 
     @property
+    def ready(self) -> bool:
+        """Whether a request that arrives now is served without a fault to be expected."""
+        return self.state in ("ready", "asleep", "waking")
+
+    @property
     def refusal(self) -> Unavailable | None:
         """The error of a request that arrives now; None if it may enter."""
         match self.state:
-            case "ready" | "stalled":
+            case "ready" | "stalled" | "asleep" | "waking":
                 return None
             case "loading":
                 return Unavailable(self.reason, "loading", retry_after=1)
@@ -102,7 +129,11 @@ class Supervisor:
     # -- commands and messages ----------------------------------------------------------------------------------------
 
     def send(self, command: Command) -> None:
-        """Send a command, then count it: one that cannot be encoded is not waited for."""
+        """Send a command, then count it: one that cannot be encoded is not waited for. A request to a sleeping engine
+        wakes it, and is sent later."""
+        if self._holds:
+            self._hold(command)
+            return
         self._link.send(command)
         self._last_sent = time.monotonic()
         self._watch.sent(self._last_sent)
@@ -112,17 +143,77 @@ class Supervisor:
         if self.state == "stalled":
             self.state, self.reason = "ready", "ready"
 
+    def loading(self, stage: Stage) -> None:
+        """The load has come to a stage."""
+        self.stage = stage
+        what = {"loading": "the model is loading", "waking": WAKES}.get(self.state)
+        if what is not None:
+            self.reason = f"{what}: {stage}"
+
     def loaded(self) -> None:
         """The engine takes commands."""
         self._load_s = time.monotonic() - self._load_began
-        if self.state in ("loading", "restarting", "failed"):
+        self.stage = None
+        if self.state == "waking":
+            log.info("the engine is awake after %.1f s", self._load_s)
+        if self.state in ("loading", "restarting", "failed", "waking"):
             self.state, self.reason = "ready", "ready"
             self.given_up.clear()
+        if self.idle_since is not None:
+            self.idle_since = time.monotonic()
+        for command in self._released():
+            self.send(command)
+
+    @property
+    def progress(self) -> dict[str, Any] | None:
+        """The stage of a load as data; None without one. seconds: since the load began."""
+        if self.stage is None:
+            return None
+        seconds = round(time.monotonic() - self._load_began, 1)
+        return {"stage": self.stage.task, "done": self.stage.done, "total": self.stage.total, "seconds": seconds}
+
+    # -- sleep --------------------------------------------------------------------------------------------------------
+
+    def sleep(self) -> None:
+        """End an idle engine, whose memory is then free."""
+        self.state, self.reason, self._holds = "asleep", "the engine sleeps until a request wakes it", True
+        self._watch = Watch()
+        self._link.rest()
+        self._on_rest()
+
+    def _hold(self, command: Command) -> None:
+        """Hold a request, and wake the engine. Any other command would be about a request that has ended."""
+        if not isinstance(command, Submit):
+            return
+        self._held[command.handle] = command
+        if self.state == "asleep":
+            self.state, self.reason = "waking", WAKES
+            log.info("a request wakes the engine")
+            self._load()
+            self._on_wake()
+
+    def holds(self, handle: int) -> bool:
+        """Whether a request is held."""
+        return handle in self._held
+
+    def waking(self) -> str:
+        """Say in one line what a waking engine is at; "" otherwise."""
+        return self.reason if self.state == "waking" else ""
+
+    def withdraw(self, handle: int) -> bool:
+        """Drop a request that is held. Returns False if it is not."""
+        return self._held.pop(handle, None) is not None
+
+    def _released(self) -> list[Submit]:
+        """Hold nothing from now on. Returns what was held."""
+        held, self._held, self._holds = list(self._held.values()), {}, False
+        return held
 
     # -- failures -----------------------------------------------------------------------------------------------------
 
     def lose(self, reason: str) -> None:
         """Fail all requests, because the engine is gone. Start another one after a pause, if that is possible."""
+        self._released()
         if not self._link.restarts or self.state == "draining":
             log.error("%s", reason)
             self.give_up(reason)
@@ -146,6 +237,7 @@ class Supervisor:
         self.given_up.set()
 
     def _load(self) -> None:
+        self.stage = None
         self._load_began = time.monotonic()
         self._link.start()
 
@@ -161,8 +253,16 @@ class Supervisor:
             await asyncio.sleep(min(LOOK_S, self._step_timeout / 4))
             if self._watch.silent_since is not None:
                 self._judge(time.monotonic() - self._watch.silent_since)
-            elif self.state == "ready" and time.monotonic() - self._last_sent > HEARTBEAT_S:
-                self.send(Ping())
+            elif self.state == "ready":
+                self._rest(time.monotonic())
+
+    def _rest(self, now: float) -> None:
+        """Let an engine without work sleep when it is time, or ask it for a sign of life."""
+        if self.idle_since is not None and now - self.idle_since >= self._sleep_after and self._link.restarts:
+            log.info("nothing to do for %g s: the engine sleeps, and the next request wakes it", self._sleep_after)
+            self.sleep()
+        elif now - self._last_sent > HEARTBEAT_S:
+            self.send(Ping())
 
     def _judge(self, silent: float) -> None:
         """Act on the engine's silence, in seconds. An engine that hangs cannot report it: it is killed, if that is

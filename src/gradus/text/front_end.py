@@ -166,6 +166,18 @@ class FrontEnd:
         """The compiled constraints of the model. Raises RequestError without a tokenizer."""
         return grammars_of(self._need_tokenizer("structured"), self.limits)
 
+    def rest(self) -> None:
+        """Drop what takes memory and can be made again, while no request runs."""
+        if self.tokenizer is not None:
+            self.grammars.forget()
+        if self._token_bytes is not None:
+            self._token_bytes.cache_clear()
+
+    def return_to_work(self) -> None:
+        """Begin to make the largest of it again."""
+        if self.tokenizer is not None and self.limits.structured:
+            self.grammars.warm()
+
     # -- outputs to text ----------------------------------------------------------------------------------------------
 
     @property

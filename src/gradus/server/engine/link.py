@@ -32,6 +32,9 @@ class Link(Protocol):
     def kill(self) -> None:
         """Kill an engine that hangs, if that is possible. No message follows."""
 
+    def rest(self) -> None:
+        """End an idle engine, if it can be started again: its memory is then free. No message follows."""
+
     async def close(self, patience: float) -> bool:
         """Stop the engine within `patience` seconds. Returns False if it still runs."""
 

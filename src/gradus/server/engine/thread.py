@@ -45,6 +45,9 @@ class EngineThread:
     def kill(self) -> None:
         self.send(Stop())  # if the step returns after all, no other may follow
 
+    def rest(self) -> None:
+        """Do nothing: a thread that has ended cannot be started again."""
+
     async def close(self, patience: float) -> bool:
         self.send(Stop())
         if self.alive:

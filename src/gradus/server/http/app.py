@@ -39,7 +39,7 @@ from gradus.server.http.keys import Keys
 from gradus.server.http.model_routes import add_model_routes
 from gradus.server.http.record import REQUEST_ID, Records, record_of
 from gradus.server.http.slices import JsonInSlices
-from gradus.server.http.streaming import EventStream, cancelled_with_client
+from gradus.server.http.streaming import STAGE_S, EventStream, cancelled_with_client
 from gradus.server.http.watch.routes import add_xray
 from gradus.server.limits import MAX_HEADER_BYTES, MAX_HEADERS, body_limit, check_logprobs, limits, logprobs_limit
 from gradus.server.metrics.exposition import CONTENT_TYPE, Exposition
@@ -137,10 +137,12 @@ def _add_reports(app: FastAPI, client: EngineClient, config: ServerConfig) -> No
     @app.post("/ping", include_in_schema=False)
     async def health() -> Response:
         engine = client.info.engine if client.info else None
-        status = {"status": client.state, "reason": client.reason, "engine": engine}
+        status: dict[str, Any] = {"status": client.state, "reason": client.reason, "engine": engine}
+        if (progress := client.supervisor.progress) is not None:
+            status["progress"] = progress
         refusal = client.supervisor.refusal
         again = {"retry-after": str(refusal.retry_after)} if refusal and refusal.retry_after else {}
-        return json_response(200 if client.state == "ready" else 503, status, again)
+        return json_response(200 if client.supervisor.ready else 503, status, again)
 
     @app.get("/health/live", summary="Whether a restart would not help: 503 once the engine has failed")
     async def live() -> Response:
@@ -188,12 +190,13 @@ async def respond(request: Request, read: Reader, client: EngineClient, config: 
     stream = client.submit(*admitted(record, exchange.asks), key=record.key, name=record.id)
     record.follow(stream.tally)
     async with cancelled_with_client(request.receive, stream):
-        await stream.accepted()
+        # a client that streams learns after a second what it waits for
+        await stream.accepted(STAGE_S if exchange.stream and client.supervisor.holds(stream.handles[0]) else None)
         warnings = without_effect(exchange, stream, client)
         encoder = exchange.encoder(stream)
         if not exchange.stream:
             return JsonInSlices(encoder.whole(await all_completions(stream)), warnings, config.write_timeout)
-    return EventStream(stream, encoder, config, warnings)
+    return EventStream(stream, encoder, config, warnings, client.supervisor.waking)
 
 
 def without_effect(exchange: Exchange, stream: Stream, client: EngineClient) -> dict[str, str]:

@@ -26,8 +26,8 @@ Value = float | Distribution | Mapping[tuple[str, ...], float]
 @dataclass(frozen=True, slots=True)
 class Source:
     """The source of all values. model: its name. context_length: the model's; 0 while it loads. encoding: how many of
-    the samples that wait do so for their prompt to be encoded. settings: the engine's. states:
-    each that the engine may be in, and whether it is."""
+    the samples that wait do so for their prompt to be encoded. settings: the engine's. states: each that the engine may
+    be in, and whether it is. asleep: whether no engine is loaded, because there was nothing to do."""
 
     model: str
     metrics: Metrics
@@ -39,6 +39,7 @@ class Source:
     encoding: int = 0
     settings: Mapping[str, Any] = field(default_factory=dict)
     states: Mapping[str, bool] = field(default_factory=dict)
+    asleep: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +116,12 @@ def _finished_in_vllm(source: Source) -> Mapping[tuple[str, ...], float]:
 
 def _waiting(source: Source) -> Mapping[tuple[str, ...], float]:
     return {("capacity",): source.waiting - source.encoding, ("deferred",): source.encoding}
+
+
+def _sleep_state(source: Source) -> Mapping[tuple[str, ...], float]:
+    """Return vLLM's three states. Its second level gives the weights up, too, as a process that ends does."""
+    asleep = float(source.asleep)
+    return {("awake",): 1.0 - asleep, ("weights_offloaded",): 0.0, ("discard_all",): asleep}
 
 
 CACHE_LABELS = (
@@ -344,6 +351,15 @@ GAUGES = (
         "1 for the engine's present state, 0 for all others.",
         lambda source: {(state,): float(present) for state, present in source.states.items()},
         labels=("state",),
+    ),
+    Family(
+        "engine_asleep",
+        "gauge",
+        "1 from the engine's falling asleep until it is awake again.",
+        lambda source: float(source.asleep),
+        "engine_sleep_state",
+        vllm_labels=("sleep_state",),
+        vllm_value=_sleep_state,
     ),
     Family("running", "gauge", "Samples that run.", lambda source: source.metrics.active, "num_requests_running"),
     Family(
