@@ -32,7 +32,7 @@ MOST_FILES = 15  # side by side in one folder
 # Rooms whose own rooms import one way: each imports what its page names before it.
 IN_ORDER = {
     "bench", "cli", "course", "execution", "kernels", "server", "server/api", "server/api/anthropic",
-    "server/api/responses", "server/engine", "server/http", "server/metrics", "text",
+    "server/api/responses", "server/engine", "server/http", "server/metrics", "server/page", "text",
 }  # fmt: skip
 
 Arrow = tuple[str, str]  # the module that imports, and the module that it imports
