@@ -121,8 +121,8 @@ function statsOf({ finish, stats, model }) {
   if (stats) {
     said.push(count(stats.tokens, "token") + (stats.reasoning ? ` (${stats.reasoning} of reasoning)` : ""));
     const rest = stats.total - stats.first;
-    if (stats.tokens > 1 && rest > 0) said.push(`${((stats.tokens - 1) / (rest / 1000)).toPrecision(3)} tok/s`);
-    if (stats.first !== null) said.push(`${seconds(stats.first)} to the first`);
+    if (stats.tokens > 1 && rest > 0) said.push(`${rate((stats.tokens - 1) / (rest / 1000))} tok/s`);
+    if (stats.first !== null) said.push(`${duration(stats.first)} to the first`);
     said.push(`prompt ${stats.prompt.toLocaleString("en")}` + (stats.cached ? ` (${stats.cached.toLocaleString("en")} cached)` : ""));
   }
   const why = { stop: "", length: "cut off by max_tokens or the context", tool_calls: "calls tools", stopped: "stopped" }[finish] ?? finish;

@@ -18,9 +18,10 @@ function button(text, onclick, attributes = {}) {
   return make("button", { type: "button", ...attributes, onclick }, text);
 }
 
-// Says something to screen readers, and shows it for some seconds.
-function announce(text) {
+// Says something to screen readers, and shows it for some seconds, unless it can be seen anyway.
+function announce(text, shown = true) {
   const place = byId("announced");
+  place.classList.toggle("away", !shown);
   place.textContent = text;
   clearTimeout(announce.timer);
   announce.timer = setTimeout(() => place.replaceChildren(), 6000);
@@ -56,5 +57,6 @@ function saveFile(name, text) {
 }
 
 const count = (number, noun) => `${number.toLocaleString("en")} ${noun}${number === 1 ? "" : "s"}`;
-const seconds = (milliseconds) => (milliseconds < 9950 ? `${(milliseconds / 1000).toFixed(2)} s` : `${Math.round(milliseconds / 1000)} s`);
+const duration = (milliseconds) => (milliseconds < 999.5 ? `${Math.round(milliseconds)} ms` : `${(milliseconds / 1000).toFixed(milliseconds < 9950 ? 1 : 0)} s`);
+const rate = (value) => (value < 99.95 ? value.toFixed(1) : Math.round(value).toLocaleString("en"));
 const wait = (milliseconds) => new Promise((done) => setTimeout(done, milliseconds));

@@ -160,7 +160,7 @@ const chat = {
     clearInterval(saving);
     if (this.running.get(conversation.id) === answer) this.running.delete(conversation.id);
     if (this.store.all.has(conversation.id)) this.save(conversation);
-    if (answer.view) announce(message.error ? "The answer failed" : message.finish === "stopped" ? "Stopped" : "Answered");
+    if (answer.view) announce(message.error ? "The answer failed" : message.finish === "stopped" ? "Stopped" : "Answered", false);
     this.busy();
   },
 
