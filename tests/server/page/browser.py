@@ -78,7 +78,7 @@ class Browser:
         tab.go(url)
         try:
             yield tab
-            assert tab.errors() == []
+            assert tab.errors() == [], tab.errors()
         finally:
             self.call("Target.disposeBrowserContext", browserContextId=context)
             self.events = [each for each in self.events if each.get("sessionId") != session]
@@ -100,6 +100,11 @@ class Tab:
     def go(self, url):
         self.call("Page.navigate", url=url)
         self.wait("document.readyState === 'complete' && location.href !== 'about:blank'")
+
+    def reload(self):
+        self.run("globalThis.old = true")
+        self.call("Page.reload")
+        self.wait("document.readyState === 'complete' && !globalThis.old")
 
     def size(self, width, height):
         mobile = width < 600
@@ -133,8 +138,9 @@ class Tab:
         self.call("Input.dispatchKeyEvent", type="keyUp", **code)
 
     def write(self, selector, text):
-        """Type into a field, in place of what it holds."""
-        self.run(f"(() => {{ const it = document.querySelector({json.dumps(selector)}); it.focus(); it.select(); }})()")
+        """Type into a field, in place of what it holds; the form around it is opened."""
+        open_form = "it.closest('details')?.setAttribute('open', ''); it.focus(); it.select()"
+        self.run(f"{{ const it = document.querySelector({json.dumps(selector)}); {open_form} }}")
         self.call("Input.insertText", text=text)
 
     def errors(self):

@@ -97,7 +97,9 @@ def test_the_page_is_public_and_nothing_else_is_for_a_browser(monkeypatch):
 
 def test_it_is_served_by_a_proxy_s_name_whose_pages_may_ask(server):
     own = {"host": "gradus.example.org", "origin": "https://gradus.example.org", "sec-fetch-site": "same-origin"}
-    assert server.http.get("/", headers=HTML | {"host": "gradus.example.org", "sec-fetch-site": "none"}).status_code == 200
+    assert (
+        server.http.get("/", headers=HTML | {"host": "gradus.example.org", "sec-fetch-site": "none"}).status_code == 200
+    )
     assert server.http.post("/generate", json={"prompt": "a", "max_tokens": 1}, headers=own).status_code == 200
     assert server.http.get("/", headers=HTML | {"host": "evil.example.org"}).status_code == 403
 
@@ -147,7 +149,10 @@ def test_it_needs_nothing_from_elsewhere():
         for name in ("src", "href", "action", "srcset", "data", "poster"):
             assert attributes.get(name, "data:").startswith("data:"), (tag, name)
     assert {tag for tag, _ in elements.found}.isdisjoint({"iframe", "object", "embed", "base", "img"})
-    addresses = set(re.findall(r"""[a-z]+://[^\s"'`\\)]+""", text)) - {"http://www.w3.org/2000/svg", "http://www.w3.org/2000/svg'"}
+    addresses = set(re.findall(r"""[a-z]+://[^\s"'`\\)]+""", text)) - {
+        "http://www.w3.org/2000/svg",
+        "http://www.w3.org/2000/svg'",
+    }
     assert not {each for each in addresses if re.match(r"\w+://\w", each)}
     [style] = elements.texts["style"]
     assert "@import" not in style and "url(" not in style
@@ -155,7 +160,16 @@ def test_it_needs_nothing_from_elsewhere():
 
 def test_no_script_parses_html_or_code_from_text():
     text = document().body.decode()
-    for name in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "new Function", "DOMParser", "srcdoc"):
+    for name in (
+        "innerHTML",
+        "outerHTML",
+        "insertAdjacentHTML",
+        "document.write",
+        "eval(",
+        "new Function",
+        "DOMParser",
+        "srcdoc",
+    ):
         assert name not in text, name
 
 

@@ -97,7 +97,9 @@ def test_it_draws(page, text):
 
 def test_a_link_leaves_no_trace_and_shows_where_it_leads(page):
     link = page.run("drawMarkdown(globalThis.made = document.createElement('p'), '[a](https://b.org)'), made.innerHTML")
-    assert link == '<p><a href="https://b.org/" title="https://b.org/" target="_blank" rel="noopener noreferrer">a</a></p>'
+    assert (
+        link == '<p><a href="https://b.org/" title="https://b.org/" target="_blank" rel="noopener noreferrer">a</a></p>'
+    )
 
 
 def test_however_a_text_is_cut_into_pieces_the_same_comes_of_it(page):
@@ -107,14 +109,19 @@ def test_however_a_text_is_cut_into_pieces_the_same_comes_of_it(page):
     texts += ["\n".join(rng.sample(list(CASES), 8)) for _ in range(20)]
     for text in texts:
         whole = drawn(page, text)
-        for cuts in (range(1, len(text)), *(sorted(rng.sample(range(len(text) + 1), min(len(text), 9))) for _ in range(4))):
+        for cuts in (
+            range(1, len(text)),
+            *(sorted(rng.sample(range(len(text) + 1), min(len(text), 9))) for _ in range(4)),
+        ):
             assert drawn(page, text, cuts) == whole, (text, list(cuts))
 
 
 def test_a_wrong_renderer_is_caught_by_the_cuts(page):
     """One that decides a line's kind by the first piece alone."""
     page.run("globalThis.right = Blocks.prototype.feed")
-    page.run("Blocks.prototype.feed = function (text) { if (this.held === '') right.call(this, text); else this.end(); }")
+    page.run(
+        "Blocks.prototype.feed = function (text) { if (this.held === '') right.call(this, text); else this.end(); }"
+    )
     try:
         assert drawn(page, "- a", [1]) != drawn(page, "- a")
     finally:
@@ -154,7 +161,8 @@ ATTACKS = [
 def test_no_text_becomes_an_element_or_an_address_that_runs(page, text):
     before = page.run("performance.getEntriesByType('resource').length")
     assert elements(page, text) <= HARMLESS
-    assert page.run(f"""(() => {{
+    assert (
+        page.run(f"""(() => {{
       const element = drawn({json.dumps(text)});
       document.body.append(element);
       for (const each of element.querySelectorAll("*")) {{
@@ -163,7 +171,9 @@ def test_no_text_becomes_an_element_or_an_address_that_runs(page, text):
       }}
       element.remove();
       return globalThis.hurt ?? "unhurt";
-    }})()""") == "unhurt"
+    }})()""")
+        == "unhurt"
+    )
     assert page.run("performance.getEntriesByType('resource').length") == before, "it fetches nothing"
 
 
@@ -221,7 +231,12 @@ def test_a_long_text_takes_time_in_proportion_to_its_length(page, text):
 
 def test_a_long_answer_in_small_pieces_is_not_drawn_again_and_again(page):
     """A piece costs as much at the end of a long paragraph, list or block of code as at its beginning."""
-    for begin, piece in (("", "some words "), ("```\n", "x = f(1)\n"), ("- a\n", "- an item\n"), ("|a|\n|-|\n", "|cell|\n")):
+    for begin, piece in (
+        ("", "some words "),
+        ("```\n", "x = f(1)\n"),
+        ("- a\n", "- an item\n"),
+        ("|a|\n|-|\n", "|cell|\n"),
+    ):
         early, late = page.run(f"""(() => {{
           const element = document.createElement("div"), markdown = new Markdown(element), times = [];
           markdown.feed({json.dumps(begin)});

@@ -111,7 +111,9 @@ def _add_middleware(app: FastAPI, client: EngineClient, config: ServerConfig) ->
     if config.log_bodies is not None:
         app.add_middleware(Bodies, file=BodyLog(config.log_bodies))
     keys = Keys.of(config)
-    app.add_middleware(Access, keys=keys, defaults=config.key_limits, secret=_secret_of_prefixes(config), page=config.page)
+    app.add_middleware(
+        Access, keys=keys, defaults=config.key_limits, secret=_secret_of_prefixes(config), page=config.page
+    )
     if config.cors_origins:
         app.add_middleware(
             CORSMiddleware,

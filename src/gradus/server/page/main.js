@@ -80,7 +80,9 @@ const chat = {
   // -- changing ----
 
   save(conversation) {
-    if (conversation.messages.length > 0 && !this.store.save(conversation)) announce("This conversation is too large for the browser's storage: export it, or begin another");
+    if (conversation.messages.length === 0) return;
+    const saved = this.store.save(conversation);
+    byId("unsaved").textContent = saved ? "" : "This conversation is too large for the browser's storage: export it, or begin another.";
   },
 
   remove(conversation) {
@@ -171,6 +173,15 @@ const chat = {
     this.busy();
   },
 
+  // Ends all answers, also where the browser keeps the page to come back to.
+  leave() {
+    for (const [id, answer] of this.running) {
+      answer.stop();
+      answer.message.finish = "stopped";
+      this.save(this.store.all.get(id));
+    }
+  },
+
   curl() {
     const content = byId("text").value;
     const next = content ? [{ role: "user", content }] : [];
@@ -250,7 +261,7 @@ function everywhere() {
   for (const each of document.querySelectorAll("[data-show]")) each.addEventListener("click", () => view.show(each.dataset.show));
   for (const each of document.querySelectorAll("[data-close]")) each.addEventListener("click", () => each.closest("dialog").close());
   addEventListener("keydown", (event) => event.key === "Escape" && !document.querySelector("dialog[open]") && chat.stop());
-  addEventListener("pagehide", () => chat.running.size > 0 && chat.save(chat.conversation));
+  addEventListener("pagehide", () => chat.leave());
   addEventListener("storage", (event) => {
     if (!event.key?.startsWith(PREFIX) || event.key === PREFIX + chat.conversation.id) return;
     chat.store.all.delete(event.key.slice(PREFIX.length));

@@ -17,7 +17,10 @@ function readMessage(from) {
   const message = { role: from.role, content: textOf(from.content) };
   for (const name of ["reasoning", "error", "finish", "call", "model"]) if (from[name]) message[name] = textOf(from[name]);
   if (Array.isArray(from.calls)) message.calls = from.calls.map((call) => ({ id: textOf(call?.id), name: textOf(call?.name), arguments: textOf(call?.arguments) }));
-  if (from.stats) message.stats = Object.fromEntries(["prompt", "cached", "tokens", "reasoning", "first", "total"].map((name) => [name, numberOf(from.stats[name])]));
+  if (from.stats) {
+    message.stats = Object.fromEntries(["prompt", "cached", "tokens", "reasoning", "total"].map((name) => [name, numberOf(from.stats[name]) ?? 0]));
+    message.stats.first = numberOf(from.stats.first);
+  }
   return message;
 }
 
