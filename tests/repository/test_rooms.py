@@ -33,7 +33,7 @@ MOST_FILES = 15  # side by side in one folder
 IN_ORDER = {
     "bench", "cli", "course", "execution", "kernels", "load", "load/asking", "load/jobs",
     "server", "server/api", "server/api/anthropic",
-    "server/api/responses", "server/engine", "server/http", "server/metrics", "text",
+    "server/api/responses", "server/engine", "server/http", "server/metrics", "server/page", "text",
 }  # fmt: skip
 
 Arrow = tuple[str, str]  # the module that imports, and the module that it imports

@@ -28,12 +28,13 @@ from gradus.text.completion import Completion, Delta
 from tests.server.conftest import events, eventually, running
 from tests.server.scripted import ScriptedCore
 
-# What the Grafana dashboards of vLLM query, and the type that they take it for: grafana.json, performance_statistics and
-# query_statistics (as in the sdist of 0.33.0), and vllm_overview, vllm_instances, vllm_kv_cache, vllm_service_status and
-# vllm_speculative_decoding (as in the repository, commits 0b9faa41 to 712d7547; all of examples/observability).
+# What the Grafana dashboards of vLLM query, and the type that they take it for: grafana.json, performance_statistics
+# and query_statistics (as in the sdist of 0.33.0), and vllm_overview, vllm_instances, vllm_kv_cache,
+# vllm_service_status and vllm_speculative_decoding (as in the repository, commits 0b9faa41 to 712d7547; all of
+# examples/observability).
 # Left out is what vLLM itself only has with an option: kv_block_* (--kv-cache-metrics), lora_requests_info, nixl_*,
-# kv_offload_*, external_prefix_cache_*, num_requests_kv_fetch_by_stage and prompt_tokens_by_source_total (KV connectors),
-# estimated_* (--enable-mfu-metrics), sleep_mode_* and rl_weight_update_* (once such a call was made).
+# kv_offload_*, external_prefix_cache_*, num_requests_kv_fetch_by_stage and prompt_tokens_by_source_total (KV
+# connectors), estimated_* (--enable-mfu-metrics), sleep_mode_* and rl_weight_update_* (once such a call was made).
 OF_VLLM = {
     "e2e_request_latency_seconds": "histogram",
     "time_to_first_token_seconds": "histogram",

@@ -44,6 +44,7 @@ def test_the_model_is_listed_with_its_context(server):
         "root": name,
         "parent": None,
         "max_model_len": server.client.info.limits.context_length,
+        "chat": True,
         "default_sampling": {"temperature": 1.0},
         "sampling_sources": {"temperature": "the protocol"},
         "type": "model",

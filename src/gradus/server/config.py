@@ -265,6 +265,9 @@ class ServerConfig(Settings):
         metavar="FILE",
         panel=_REPORTS,
     )
+    page: bool = setting(
+        True, "Answer browsers at / with a page: a chat, with conversations kept in the browser alone.", panel=_REPORTS
+    )
     metrics_alias: str = setting(
         "vllm",
         "vllm: /metrics also has the names that vLLM's dashboards read; none: only Gradus's own.",

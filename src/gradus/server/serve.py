@@ -195,9 +195,10 @@ def ready_line(info: ModelInfo, config: ServerConfig, host: str, port: int) -> s
     weights = f", {info.weight_bytes / 1e9:.3g} GB of weights" if info.weight_bytes else ""
     sampling = in_words(*in_force(info))
     name = config.names[0] if config.names else info.model
+    page = f"page: {url}/ · " if config.page else ""
     body = json.dumps({"prompt": "Once upon a time", "max_tokens": 32})
     return (
         f"gradus: serving {name} ({engine}, {info.device}, {info.dtype}{weights}) at {url} · "
-        f"default sampling: {sampling} · try: "
+        f"{page}default sampling: {sampling} · try: "
         f"curl -s {url}/generate{key} -H 'Content-Type: application/json' -d '{body}'"
     )

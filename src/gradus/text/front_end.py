@@ -133,6 +133,11 @@ class FrontEnd:
         tokenizer = self._need_tokenizer("tools")
         return Dialect(tokenizer, self._tool_format, max_calls=self._max_tool_calls, compiles=compiles)
 
+    @property
+    def chats(self) -> bool:
+        """Whether the model was given a form of conversations: a chat template."""
+        return self.tokenizer is not None and self.tokenizer.chat_templates.default is not None
+
     def chat_prompt(self, messages: Sequence[dict[str, Any]], *, tools: Any = None, **settings: Any) -> list[int]:
         """Encode a conversation, ready for the assistant's turn.
 

@@ -27,7 +27,8 @@ def check_name(body: Any, served: Served) -> None:
 def described(served: Served, name: str, created: int) -> dict[str, Any]:
     """Describe the model under one of its names. created: when this server began, in seconds.
 
-    max_model_len, which routers and chat interfaces read, limits prompt and answer together. Raises UnknownModel for a
+    max_model_len, which routers and chat interfaces read, limits prompt and answer together. chat: whether the model has
+    a chat template; otherwise, it continues texts. Raises UnknownModel for a
     name that is not listed, Unavailable while the model loads.
     """
     context = served.front_end.limits.context_length
@@ -43,6 +44,7 @@ def described(served: Served, name: str, created: int) -> dict[str, Any]:
         "root": served.info.model,
         "parent": None,
         "max_model_len": context,
+        "chat": served.front_end.chats,
         "default_sampling": sampling,
         "sampling_sources": sources,
         "type": "model",

@@ -30,8 +30,8 @@ from gradus.server.client import EngineClient
 from gradus.server.config import ServerConfig
 from gradus.server.exchange import Exchange
 from gradus.server.failures import ClientGone
-from gradus.server.http.access import Access, admitted
-from gradus.server.http.answers import json_response, problem_response, refused
+from gradus.server.http.access import Access, admitted, asks_for_page
+from gradus.server.http.answers import json_response, page_response, problem_response, refused
 from gradus.server.http.bodies import Bodies, BodyLog
 from gradus.server.http.body import read_json
 from gradus.server.http.hosts import OwnHosts
@@ -43,6 +43,7 @@ from gradus.server.http.streaming import STAGE_S, EventStream, cancelled_with_cl
 from gradus.server.http.watch.routes import add_xray
 from gradus.server.limits import MAX_HEADER_BYTES, MAX_HEADERS, body_limit, check_logprobs, limits, logprobs_limit
 from gradus.server.metrics.exposition import CONTENT_TYPE, Exposition
+from gradus.server.page.document import document
 from gradus.server.results import Stream
 from gradus.text.completion import Completion
 
@@ -112,7 +113,9 @@ def _add_middleware(app: FastAPI, client: EngineClient, config: ServerConfig) ->
     if config.log_bodies is not None:
         app.add_middleware(Bodies, file=BodyLog(config.log_bodies))
     keys = Keys.of(config)
-    app.add_middleware(Access, keys=keys, defaults=config.key_limits, secret=_secret_of_prefixes(config))
+    app.add_middleware(
+        Access, keys=keys, defaults=config.key_limits, secret=_secret_of_prefixes(config), page=config.page
+    )
     if config.cors_origins:
         app.add_middleware(
             CORSMiddleware,
@@ -163,13 +166,16 @@ def _add_reports(app: FastAPI, client: EngineClient, config: ServerConfig) -> No
     async def metrics() -> Response:
         return Metrics(exposition.text())
 
-    @app.get("/", summary="What is where")
-    async def index() -> Response:
+    @app.get("/", summary="What is where; to a browser, the page")
+    async def index(request: Request) -> Response:
+        if config.page and asks_for_page(request.scope):
+            return page_response(document(), request.headers.get("if-none-match", ""))
         methods = {
             route.path: " ".join(sorted(route.methods or ())) for route in app.routes if isinstance(route, APIRoute)
         }
         routes = methods | {"/openapi.json": "GET"}
-        return json_response(200, {"name": "gradus", "version": gradus.__version__, "routes": routes})
+        vary = {"vary": "accept"} if config.page else {}
+        return json_response(200, {"name": "gradus", "version": gradus.__version__, "routes": routes}, vary)
 
 
 class Metrics(Response):
