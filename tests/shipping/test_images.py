@@ -178,8 +178,9 @@ def test_the_workflow_builds_both_images_and_checks_them():
     job = workflow["jobs"]["build"]
     assert job["strategy"]["matrix"]["target"] == [*TARGETS] and workflow["permissions"] == {"contents": "read"}
     commands = " ".join(step.get("run", "") for step in job["steps"])
-    assert "--file deploy/docker/Dockerfile --target ${{ matrix.target }}" in commands
-    assert "deploy/docker/check.sh gradus:${{ matrix.target }}" in commands
+    assert "make image TARGET=${{ matrix.target }}" in commands
+    made = subprocess.run(["make", "-n", "image", "TARGET=cuda"], cwd=ROOT, capture_output=True, text=True).stdout
+    assert "--file deploy/docker/Dockerfile --target cuda" in made and "deploy/docker/check.sh gradus:cuda" in made
     assert all(
         "@" not in step.get("uses", "@") or re.search(r"@[0-9a-f]{40}$", step["uses"])
         for step in job["steps"]
