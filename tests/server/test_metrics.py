@@ -28,13 +28,14 @@ from gradus.text.completion import Completion, Delta
 from tests.server.conftest import events, eventually, running
 from tests.server.scripted import ScriptedCore
 
-# What the Grafana dashboards of vLLM query, and the type that they take it for. From examples/observability: grafana,
-# performance_statistics and query_statistics as in the sdist of 0.33.0; vllm_overview, vllm_instances, vllm_kv_cache,
-# vllm_service_status and vllm_speculative_decoding as in the repository (commits 0b9faa41 to 712d7547).
-# Left out is what vLLM itself has with an option alone: kv_block_* (--kv-cache-metrics), lora_requests_info, nixl_*,
+# The metrics that vLLM's Grafana dashboards query, with the type that they take each for. From examples/observability:
+# grafana, performance_statistics and query_statistics as in the sdist of 0.33.0; vllm_overview, vllm_instances,
+# vllm_kv_cache, vllm_service_status and vllm_speculative_decoding as in the repository (commits 0b9faa41 to 712d7547).
+# The list leaves out metrics that vLLM itself has with an option alone: kv_block_* (--kv-cache-metrics), nixl_*,
 # kv_offload_*, simple_kv_offload_*, external_prefix_cache_* and num_requests_kv_fetch_by_stage (KV connectors),
-# estimated_* (MFU), sleep_mode_* and rl_weight_update_* (once such a call was made). Missing are mm_cache_*, since no
-# model here reads pictures, and prompt_tokens_cached_by_source_total: hits in host memory are not counted apart.
+# lora_requests_info, estimated_* (MFU), sleep_mode_* and rl_weight_update_* (once such a call was made). Two of theirs
+# are missing here: mm_cache_*, since no model reads pictures, and prompt_tokens_cached_by_source_total, since hits in
+# host memory are not counted apart.
 OF_VLLM = {
     "e2e_request_latency_seconds": "histogram",
     "time_to_first_token_seconds": "histogram",
