@@ -3,13 +3,18 @@
 import json
 import re
 import shlex
+import shutil
 import subprocess
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
 import pytest
 import yaml
 
+from tests.ports import free_port
+from tests.server.conftest import eventually
 from tests.shipping.flags import unknown
 
 ROOT = Path(__file__).parents[2]
@@ -189,3 +194,23 @@ def test_the_workflow_builds_both_images_and_checks_them():
     triggers = workflow[True]  # YAML reads `on` so
     assert triggers["push"]["paths"] == triggers["pull_request"]["paths"]
     assert all((ROOT / path.removesuffix("/**")).exists() for path in triggers["push"]["paths"])
+
+
+def test_the_server_can_be_the_first_process():
+    """Of a process namespace, as of a container: it ends its engine's process, leaves no zombie, and drains."""
+    alone = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
+    if shutil.which("unshare") is None or subprocess.run([*alone, "true"], capture_output=True).returncode:
+        pytest.skip("no process namespace can be made here")
+    command = [sys.executable, "-m", "gradus", "serve", "--model", "random:tiny-llama", "--port", str(free_port())]
+    with subprocess.Popen([*alone, *command], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        try:
+            assert b"serving" in process.stdout.readline()
+            (server,) = psutil.Process(process.pid).children()
+            (engine,) = server.children()
+            engine.kill()
+            assert eventually(lambda: not engine.is_running(), 20)
+            assert eventually(lambda: [child.status() for child in server.children()] == [psutil.STATUS_SLEEPING], 20)
+            server.terminate()
+            assert process.wait(30) == 0
+        finally:
+            process.kill()
