@@ -28,13 +28,14 @@ from gradus.text.completion import Completion, Delta
 from tests.server.conftest import events, eventually, running
 from tests.server.scripted import ScriptedCore
 
-# What the Grafana dashboards of vLLM query, and the type that they take it for: grafana.json, performance_statistics
-# and query_statistics (as in the sdist of 0.33.0), and vllm_overview, vllm_instances, vllm_kv_cache,
-# vllm_service_status and vllm_speculative_decoding (as in the repository, commits 0b9faa41 to 712d7547; all of
-# examples/observability).
-# Left out is what vLLM itself only has with an option: kv_block_* (--kv-cache-metrics), lora_requests_info, nixl_*,
-# kv_offload_*, external_prefix_cache_*, num_requests_kv_fetch_by_stage and prompt_tokens_by_source_total (KV
-# connectors), estimated_* (--enable-mfu-metrics), sleep_mode_* and rl_weight_update_* (once such a call was made).
+# The metrics that vLLM's Grafana dashboards query, with the type that they take each for. From examples/observability:
+# grafana, performance_statistics and query_statistics as in the sdist of 0.33.0; vllm_overview, vllm_instances,
+# vllm_kv_cache, vllm_service_status and vllm_speculative_decoding as in the repository (commits 0b9faa41 to 712d7547).
+# The list leaves out metrics that vLLM itself has with an option alone: kv_block_* (--kv-cache-metrics), nixl_*,
+# kv_offload_*, simple_kv_offload_*, external_prefix_cache_* and num_requests_kv_fetch_by_stage (KV connectors),
+# lora_requests_info, estimated_* (MFU), sleep_mode_* and rl_weight_update_* (once such a call was made). Two of theirs
+# are missing here: mm_cache_*, since no model reads pictures, and prompt_tokens_cached_by_source_total, since hits in
+# host memory are not counted apart.
 OF_VLLM = {
     "e2e_request_latency_seconds": "histogram",
     "time_to_first_token_seconds": "histogram",
@@ -62,6 +63,8 @@ OF_VLLM = {
     "cache_config_info": "gauge",
     "kv_cache_usage_perc": "gauge",
     "prompt_tokens_cached_total": "counter",
+    "prompt_tokens_by_source_total": "counter",
+    "request_prefill_kv_computed_tokens": "histogram",
     "spec_decode_num_drafts_total": "counter",
     "spec_decode_num_draft_tokens_total": "counter",
     "spec_decode_num_accepted_tokens_total": "counter",
@@ -143,6 +146,18 @@ def test_the_overview_of_vllm_finds_errors_by_class_of_status_and_waiting_by_rea
     assert value(families, "http_request_duration_seconds_count", handler="/generate", method="POST") == 2
     assert 0 < value(families, "http_request_duration_seconds_sum", handler="/generate") < 20
     assert value(families, "process_resident_memory_bytes") > 1e6 and value(families, "process_cpu_seconds_total") > 0
+
+
+def test_the_objectives_that_vllms_overview_offers_are_edges_of_its_histograms(serving):
+    """It reads the share of requests within one from the bucket of that very label."""
+    families = scraped(serving())
+
+    def edges(name):
+        return {sample.labels["le"] for sample in families[f"vllm:{name}"].samples if "le" in sample.labels}
+
+    assert {"0.1", "0.25", "0.5", "0.75", "1.0", "2.5", "5.0", "10.0"} <= edges("time_to_first_token_seconds")
+    offered = {"0.025", "0.05", "0.075", "0.1", "0.15", "0.2", "0.3", "0.5"}
+    assert offered <= edges("request_time_per_output_token_seconds")
 
 
 def test_the_settings_of_the_cache_are_labels():
@@ -377,6 +392,16 @@ def test_tokens_of_one_step_share_the_time_before_them():
     meter.report([delta([1, 2, 3])], 0.0, None)
     assert meter.inter_token.count == 3 and meter.inter_token.sum == pytest.approx(0.0057)
     assert dict(meter.inter_token.cumulative([0.001, 0.002]))["0.002"] == 3
+
+
+def test_prompt_tokens_are_told_apart_by_where_their_keys_and_values_came_from():
+    meter, _, _ = metered(prompts=[[1, 2, 3]] * 2)
+    meter.report([delta(end="length", cached=2), delta(name="r1", end="length")], 0.0, None)
+    assert (meter.computed_tokens.count, meter.computed_tokens.sum) == (2, 1 + 3)
+    source = Source("m", Metrics(), meter, Counts(), 0, ready=True, context_length=9)
+    (family,) = [family for family in FAMILIES if family.vllm == "prompt_tokens_by_source"]
+    found = {sample.labels["source"]: sample.value for sample in vllm_metric(family, source).samples}
+    assert found == {"local_compute": 4, "local_cache_hit": 2, "external_kv_transfer": 0}
 
 
 def test_steps_that_bring_a_stream_no_token_are_no_gap():

@@ -98,7 +98,7 @@ def test_the_status_names_an_engine_that_was_lost(listener):
 
 
 class Heard(Manager):
-    """A manager that keeps what it is sent."""
+    """A manager that keeps its messages."""
 
     def __init__(self, watchdog_s=0.0):
         super().__init__("@nobody", watchdog_s)

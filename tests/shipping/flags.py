@@ -2,7 +2,6 @@
 
 from functools import cache
 
-import click
 import typer
 
 from gradus.cli import app
@@ -12,8 +11,7 @@ from gradus.cli import app
 def options():
     """{option: whether it takes a value}."""
     command = typer.main.get_command(app).commands["serve"]
-    found = [parameter for parameter in command.params if isinstance(parameter, click.Option) or parameter.opts]
-    return {name: not getattr(each, "is_flag", False) for each in found for name in (*each.opts, *each.secondary_opts)}
+    return {name: not each.is_flag for each in command.params for name in (*each.opts, *each.secondary_opts)}
 
 
 def unknown(arguments):

@@ -57,7 +57,7 @@ def test_a_service_is_bounded_and_cannot_gain_rights(service):
 @pytest.mark.parametrize("service", SERVICES)
 def test_only_loopback_is_published(service):
     assert all(port.startswith("127.0.0.1:") for port in SERVICES[service].get("ports", []))
-    assert service != "prometheus" or "ports" not in SERVICES[service]  # it asks nobody for a password
+    assert service != "prometheus" or "ports" not in SERVICES[service]  # it has no password
 
 
 @pytest.mark.parametrize("service", [*SERVERS, "secrets-cpu", "secrets-gpu"])

@@ -3,13 +3,18 @@
 import json
 import re
 import shlex
+import shutil
 import subprocess
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
 import pytest
 import yaml
 
+from tests.ports import free_port
+from tests.server.conftest import eventually
 from tests.shipping.flags import unknown
 
 ROOT = Path(__file__).parents[2]
@@ -178,8 +183,9 @@ def test_the_workflow_builds_both_images_and_checks_them():
     job = workflow["jobs"]["build"]
     assert job["strategy"]["matrix"]["target"] == [*TARGETS] and workflow["permissions"] == {"contents": "read"}
     commands = " ".join(step.get("run", "") for step in job["steps"])
-    assert "--file deploy/docker/Dockerfile --target ${{ matrix.target }}" in commands
-    assert "deploy/docker/check.sh gradus:${{ matrix.target }}" in commands
+    assert "make image TARGET=${{ matrix.target }}" in commands
+    made = subprocess.run(["make", "-n", "image", "TARGET=cuda"], cwd=ROOT, capture_output=True, text=True).stdout
+    assert "--file deploy/docker/Dockerfile --target cuda" in made and "deploy/docker/check.sh gradus:cuda" in made
     assert all(
         "@" not in step.get("uses", "@") or re.search(r"@[0-9a-f]{40}$", step["uses"])
         for step in job["steps"]
@@ -188,3 +194,23 @@ def test_the_workflow_builds_both_images_and_checks_them():
     triggers = workflow[True]  # YAML reads `on` so
     assert triggers["push"]["paths"] == triggers["pull_request"]["paths"]
     assert all((ROOT / path.removesuffix("/**")).exists() for path in triggers["push"]["paths"])
+
+
+def test_the_server_can_be_the_first_process():
+    """Of a process namespace, as of a container: it ends its engine's process, leaves no zombie, and drains."""
+    alone = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
+    if shutil.which("unshare") is None or subprocess.run([*alone, "true"], capture_output=True).returncode:
+        pytest.skip("no process namespace can be made here")
+    command = [sys.executable, "-m", "gradus", "serve", "--model", "random:tiny-llama", "--port", str(free_port())]
+    with subprocess.Popen([*alone, *command], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        try:
+            assert b"serving" in process.stdout.readline()
+            (server,) = psutil.Process(process.pid).children()
+            (engine,) = server.children()
+            engine.kill()
+            assert eventually(lambda: not engine.is_running(), 20)
+            assert eventually(lambda: [child.status() for child in server.children()] == [psutil.STATUS_SLEEPING], 20)
+            server.terminate()
+            assert process.wait(30) == 0
+        finally:
+            process.kill()

@@ -45,7 +45,7 @@ class Manager:
         return cls(path, watchdog_s(environment))
 
     def send(self, *lines: str) -> None:
-        """Send one message. It is lost if nobody reads: waiting would hold up all clients."""
+        """Send one message. A full queue loses it: waiting for room would hold up all clients."""
         with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sending:
             sending.setblocking(False)
             sending.sendto("\n".join(lines).encode(), self._address)

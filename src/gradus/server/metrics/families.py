@@ -124,6 +124,12 @@ def _sleep_state(source: Source) -> Mapping[tuple[str, ...], float]:
     return {("awake",): 1.0 - asleep, ("weights_offloaded",): 0.0, ("discard_all",): asleep}
 
 
+def _prompt_tokens_by_source(source: Source) -> Mapping[tuple[str, ...], float]:
+    """Return the prompt tokens of ended requests; all that the cache had count as its own, also those from a disk."""
+    prompts, computed = source.meter.prompt_tokens.sum, source.meter.computed_tokens.sum
+    return {("local_compute",): computed, ("local_cache_hit",): prompts - computed, ("external_kv_transfer",): 0.0}
+
+
 CACHE_LABELS = (
     "block_size",
     "num_gpu_blocks",
@@ -198,6 +204,13 @@ DISTRIBUTIONS = (
         "request_prompt_tokens", "Tokens of a request's prompt.", "request_prompt_tokens", _tokens, "prompt_tokens"
     ),
     _distribution(
+        "request_computed_tokens",
+        "Tokens of a request's prompt that the cache did not have.",
+        "request_prefill_kv_computed_tokens",
+        _tokens,
+        "computed_tokens",
+    ),
+    _distribution(
         "request_generated_tokens", "Tokens of a sample.", "request_generation_tokens", _tokens, "generated_tokens"
     ),
     _distribution(
@@ -243,6 +256,14 @@ COUNTERS = (
         "Prompt tokens found in the prefix cache.",
         lambda source: source.metrics.cached_tokens,
         "prompt_tokens_cached",
+    ),
+    Family(
+        "",
+        "counter",
+        "Prompt tokens of ended requests, by where their keys and values came from.",
+        _prompt_tokens_by_source,
+        "prompt_tokens_by_source",
+        ("source",),
     ),
     Family(
         "generated_tokens",

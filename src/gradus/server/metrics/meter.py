@@ -72,6 +72,7 @@ class Meter:
         self.samples = Distribution(SAMPLES)
         self.step = Distribution(SECONDS)
         self.prompt_tokens = Distribution(TOKENS)
+        self.computed_tokens = Distribution(TOKENS)
         self.generated_tokens = Distribution(TOKENS)
         self.max_tokens = Distribution(TOKENS)
         self.step_tokens = Distribution(STEP_TOKENS)
@@ -165,6 +166,7 @@ class Meter:
             self.per_token.observe(1 / timings.decode_tokens_per_s)
         if completion.index == 0:
             self.prompt_tokens.observe(completion.prompt_tokens)
+            self.computed_tokens.observe(completion.prompt_tokens - completion.cached_tokens)
             request = stream.requests[completion.request_id]
             self.max_tokens.observe(request.max_tokens)
             self.samples.observe(request.params.n)
