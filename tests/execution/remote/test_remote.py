@@ -7,21 +7,9 @@ import pytest
 from gradus.execution.remote.service import Service
 from gradus.scheduling.draft_shapes import DraftShapes
 from gradus.scheduling.drafting import DraftControl
-from tests.execution.remote.pairs import connected, hello_of, serving
-from tests.scheduling.replica import Replica, VirtualClock, half_right, nothing, oracle
-from tests.scheduling.world import World, random_request
-
-
-class Watched:
-    """Keeps the newest plan, as worlds look at it."""
-
-    def __init__(self, runner, clock: VirtualClock) -> None:
-        self.runner, self.clock, self.plan = runner, clock, None
-
-    def run(self, plan):
-        self.plan = plan
-        self.clock.now += 1.0
-        return self.runner.run(plan)
+from tests.execution.remote.pairs import connected, hello_of, lived, serving
+from tests.scheduling.replica import Replica, half_right, nothing, oracle
+from tests.scheduling.world import World
 
 
 @pytest.mark.parametrize(
@@ -40,13 +28,5 @@ def test_random_work_gets_its_tokens_from_a_runner_in_another_process(tmp_path, 
             pages, page_size, slots, draw.choice([None, 2, 5, 16]), shared=seed % 2 > 0, windows=windows, lag=lag,
             drafting=DraftControl(DraftShapes(drafts, 5), 5, lag=lag, adaptive=False) if drafts else None,
         )  # fmt: skip
-        world.runner = Watched(connected(listener.path), world.clock)
-        for number in range(12):
-            world.add(random_request(f"r{number}", draw))
-            for _ in range(draw.randint(0, 6)):
-                world.step()
-            if world.requests and draw.random() < 0.3:
-                world.cancel(draw.choice(list(world.requests)), draw.choice([None, 0, 1]))
-        world.drain()
-        world.runner.runner.stream.close()
+        lived(world, connected(listener.path), draw)
         listener.close()

@@ -10,6 +10,7 @@ import select
 import socket
 import stat
 import struct
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -39,7 +40,7 @@ def path_of(address: str) -> str:
     path = address.removeprefix(PREFIX)
     if path == address or not path:
         raise ConfigError(
-            f"runner must be {PREFIX}/path, got {address!r}: for a runner on another machine, forward its socket with "
+            f"runner: an address has the form {PREFIX}/path, got {address!r}; for a runner on another machine, forward its socket with "
             "ssh -N -L /local/path:/path/there HOST"
         )
     if len(os.fsencode(path)) > LONGEST_PATH:
@@ -130,7 +131,7 @@ def connect(address: str, patience: float) -> Stream:
     path, end = path_of(address), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     end.settimeout(patience)
     try:
-        end.connect(path)
+        _join(end, path, patience)
         check_peer(end, f"the runner at {address}")
     except OSError as error:
         end.close()
@@ -142,6 +143,18 @@ def connect(address: str, patience: float) -> Stream:
         end.close()
         raise
     return Stream(end, f"the runner at {address}")
+
+
+def _join(end: socket.socket, path: str, patience: float) -> None:
+    """Connect, for `patience` seconds where more engines wait than the system keeps."""
+    deadline = time.monotonic() + patience
+    while True:
+        try:
+            return end.connect(path)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
 
 
 class Listener:
@@ -157,7 +170,7 @@ class Listener:
         before = os.umask(0o177)  # the file is private from its first moment
         try:
             self.socket.bind(self.path)
-            self.socket.listen(1)
+            self.socket.listen(16)
         except OSError as error:
             self.socket.close()
             raise ConfigError(f"cannot listen at {self.path}: {error.strerror}") from error
