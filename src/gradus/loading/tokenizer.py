@@ -378,10 +378,17 @@ def _byte_alphabet() -> list[str]:
 _BYTE_OF = {character: byte for byte, character in enumerate(_byte_alphabet())}
 
 
+# for str.translate; what spells no byte becomes a character that Latin-1 lacks
+_AS_LATIN_1 = {code: 0xFFFF for code in range(256)} | {ord(character): byte for character, byte in _BYTE_OF.items()}
+
+
 def _byte_level(added: frozenset[str], token: str) -> bytes:
-    if token in added or not _BYTE_OF.keys() >= set(token):
+    if token in added:
         return token.encode()
-    return bytes(_BYTE_OF[character] for character in token)
+    try:
+        return token.translate(_AS_LATIN_1).encode("latin-1")
+    except UnicodeEncodeError:
+        return token.encode()
 
 
 def _add_mark(backend: tokenizers.Tokenizer, mark: str) -> int:
