@@ -19,7 +19,6 @@ import psutil
 
 from benchmarks.event_client import COMPLETIONS, GENERATE, Load, clients, serve_load
 from benchmarks.server_beside_vllm import Command, free_port, serving
-from gradus.bench.record.metrics import METRICS
 from gradus.bench.report import markdown
 from gradus.bench.run.script import ran
 
@@ -86,7 +85,7 @@ def table(rows: dict[str, dict[str, list[dict[str, Any]]]]) -> str:
     lines = []
     for pace, paths in rows.items():
         for path, samples in paths.items():
-            rate = median(METRICS["output_tok_s"].read(one) for one in samples)
+            rate = median(one["output_tokens"] / one["seconds"] for one in samples)
             first, others, events = (median(one[name] for one in samples) for name in NUMBERS)
             each = " ".join(f"{one['first_thread_us']:.1f}" for one in samples)
             lines.append([pace, path, f"{rate:,.0f}", f"{first:.1f}", f"{others:.1f}", f"{events:.3g}", each])

@@ -375,11 +375,10 @@ def _byte_alphabet() -> list[str]:
     return [chr(byte if byte in visible else 256 + hidden.index(byte)) for byte in range(256)]
 
 
-_BYTE_OF = {character: byte for byte, character in enumerate(_byte_alphabet())}
-
-
 # for str.translate; what spells no byte becomes a character that Latin-1 lacks
-_AS_LATIN_1 = {code: 0xFFFF for code in range(256)} | {ord(character): byte for character, byte in _BYTE_OF.items()}
+_AS_LATIN_1 = dict.fromkeys(range(256), 0xFFFF) | {
+    ord(spelling): byte for byte, spelling in enumerate(_byte_alphabet())
+}
 
 
 def _byte_level(added: frozenset[str], token: str) -> bytes:

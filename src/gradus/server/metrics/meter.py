@@ -105,13 +105,13 @@ class Meter:
         Several tokens of one step share the time since the step before.
         """
         before, steady, any_tokens = self._last_tokens, 0, bool(plain)
-        for sample in plain:
-            if sample.last == before:
+        for each in plain:
+            if each.last == before:
                 steady += 1
             else:
-                self.inter_token.observe(now - sample.last)
-            sample.last = now
-            sample.tally.generated += 1
+                self.inter_token.observe(now - each.last)
+            each.last = now
+            each.tally.generated += 1
         for delta in deltas:
             tokens = len(delta.token_ids)
             if not tokens or (samples := self._samples.get(delta.request_id)) is None:
