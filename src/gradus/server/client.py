@@ -108,7 +108,7 @@ class EngineClient:
         self._tokenizer: Tokenizer | None = None
         self._front_end: FrontEnd | None = None  # once loaded
         self._streams: dict[int, Stream] = {}  # by the handle of each request's first sample
-        self._samples = Samples(self.counts, partial(self._cancel, reason="cancelled"), self.forget)
+        self._samples = Samples(self.counts, self.meter.sample, partial(self._cancel, reason="cancelled"), self.forget)
         self._handles: dict[str, int] = {}  # request id → handle of its first sample
         self._fresh: dict[Stream, None] = {}  # with deltas that are to be delivered, in order of arrival
         self._next_handle = 1
@@ -582,7 +582,7 @@ class EngineClient:
                 self._cancel(stream, "cancelled")  # the other requests of its body
                 self._close(stream, failure.error() or RequestFailed())
         news = self._samples.read(report)
-        self.meter.report(news.deltas, report.step_s, report.metrics)
+        self.meter.report(news.deltas, report.step_s, report.metrics, news.plain)
         if not self._fresh:
             self._loop.call_soon(self._deliver_news)
         self._fresh |= news.streams

@@ -9,13 +9,13 @@ A protocol is one module with an `Exchange`. Limits are not its business: they l
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from gradus.engine.request import Request, SamplingParams, SchedulingParams
 from gradus.errors import RequestError
 from gradus.server.config import ServerConfig
 from gradus.server.engine.messages import ModelInfo
-from gradus.server.results import Stream
+from gradus.server.results import Stream, Template
 from gradus.text.completion import Completion, Delta
 from gradus.text.front_end import FrontEnd, Prompt
 from gradus.text.tools.dialect import Turn
@@ -187,3 +187,12 @@ class Encoder(Protocol):
 
     def whole(self, completions: Sequence[Completion]) -> Iterator[bytes]:
         """The whole answer, written as it is read. completions: all asks', in their order, samples in order."""
+
+
+@runtime_checkable
+class Templated(Protocol):
+    """An encoder whose frames may have a template: a busy server then writes them without a `Delta` each."""
+
+    def template(self, delta: Delta) -> Template | None:
+        """The template of the frames that follow this delta of a sample, while they carry one plain token each; None
+        if there is none, or not yet. Such frames are not shown to `frames`."""

@@ -20,7 +20,7 @@ from gradus.structured import Grammars, grammars_of
 from gradus.text.completion import Delta
 from gradus.text.infill import Infill
 from gradus.text.stops import NO_CONTROLS, Controls
-from gradus.text.stream import Piece, piece
+from gradus.text.stream import Piece, Written, piece
 from gradus.text.tools.calls import MAX_CALLS
 from gradus.text.tools.dialect import Dialect, Turn
 from gradus.text.tools.tool import read_tools
@@ -70,6 +70,7 @@ class FrontEnd:
         self.model = model
         # a token's bytes never change, and computing them would cost as much as all other work on the token
         self._token_bytes = functools.cache(lambda token: piece(tokenizer.token_bytes(token))) if tokenizer else None
+        self._written: dict[Callable[[str, int], bytes], Written] = {}
         self._end_sample = end_sample
         self._transcripts: dict[str, dict[int, Transcript]] = {}  # request id → samples that have not ended
         self._numbers = itertools.count()
@@ -119,6 +120,12 @@ class FrontEnd:
     def token_piece(self) -> Callable[[int], Piece] | None:
         """A token's contribution to a text, cached; None without a tokenizer."""
         return self._token_bytes
+
+    def written(self, write: Callable[[str, int], bytes]) -> Written:
+        """The tokens as `write`, a function that is never forgotten, writes them."""
+        if write not in self._written:
+            self._written[write] = Written(self._token_bytes, write)
+        return self._written[write]
 
     @functools.cached_property
     def controls(self) -> Controls:

@@ -22,10 +22,10 @@ from gradus.engine.logprobs import NO_LOGPROBS
 from gradus.errors import GradusError
 from gradus.server.api.frames import PING, comment
 from gradus.server.config import ServerConfig
-from gradus.server.exchange import Encoder
+from gradus.server.exchange import Encoder, Templated
 from gradus.server.failures import ClientGone
 from gradus.server.http.slices import cut, left, slices
-from gradus.server.results import Stream
+from gradus.server.results import Lane, Stream
 from gradus.text.completion import Delta
 
 STAGE_S = 1.0  # between two comments on the stages of a load
@@ -88,6 +88,7 @@ class EventStream(Response):
         self.encoder = encoder
         self.config = config
         self.stage = stage
+        self._templated = encoder if isinstance(encoder, Templated) else None
         self._pieces: Pieces | None = None
         self._busy = False  # True while the task writes
         self._wrote = False  # True if the sink has written since the last check
@@ -111,7 +112,8 @@ class EventStream(Response):
             await self._write(send, comment(stage))
         if opening := self.encoder.begin():
             await self._write(send, opening)
-        self.stream.sink = self._sink if self._pieces is not None else None
+        if self._pieces is not None:
+            self.stream.sink, self.stream.lane_sink = self._sink, self._lane_sink
         self.stream.deliver()  # what has come by now; `receive` would join it
         while not self.stream.done:
             stage = self.stage()
@@ -140,6 +142,25 @@ class EventStream(Response):
         if frames := b"".join(self.encoder.frames(deltas)):
             self._pieces.write_piece(frames)
             self._wrote = True
+        if self._templated is not None and len(self.stream.templates) < self.stream.samples:
+            self._keep_templates(self._templated, deltas)
+        return True
+
+    def _keep_templates(self, encoder: Templated, deltas: Sequence[Delta]) -> None:
+        """Let the plain tokens that follow these deltas take the short way."""
+        for delta in deltas:
+            if delta.completion is None and (template := encoder.template(delta)) is not None:
+                self.stream.templates[delta.prompt_index, delta.index] = template
+
+    def _lane_sink(self, lanes: Sequence[Lane]) -> bool:
+        """Write frames of plain tokens at once, under the same conditions."""
+        if self._busy or self._pieces is None or not self._pieces.has_room:
+            return False
+        frames = lanes[0].frames()
+        for lane in lanes[1:]:
+            frames += lane.frames()
+        self._pieces.write_piece(b"".join(frames))
+        self._wrote = True
         return True
 
     async def _all_but_last(self, send: Send, frames: Iterable[bytes]) -> bytes:
