@@ -8,7 +8,7 @@ import torch
 from gradus import garbage
 from gradus.config.options import EngineConfig, EngineOptions
 from gradus.device.allocator import GivesBack
-from gradus.engine.core import Compiler, Compiles, Core
+from gradus.engine.core import Compiler, Compiles, Core, Parts, Watchable
 from gradus.engine.metrics import Metrics
 from gradus.engine.request import ModelLimits, Request
 from gradus.engine.sequence import Output
@@ -66,6 +66,10 @@ class GuardedCore(Generic[C]):
     @property
     def compiler(self) -> Compiler | None:
         return self.core.compiler if isinstance(self.core, Compiles) else None
+
+    @property
+    def parts(self) -> Parts | None:
+        return self.core.parts if isinstance(self.core, Watchable) else None
 
     @property
     def limits(self) -> ModelLimits:

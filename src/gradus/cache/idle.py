@@ -13,6 +13,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 HOLE, NO_PAGE = 0, -1
 STRIDE = 256  # entries to search at once for one that is not a hole
@@ -37,6 +38,11 @@ class IdlePages:
     def __iter__(self) -> Iterator[int]:
         """Iterate from the least recently used page on."""
         return filter(None, self._line[self._first : self._end])
+
+    def numbers(self) -> NDArray[np.int32]:
+        """List the pages, the least recently used first."""
+        line = np.frombuffer(self._line, np.int32)[self._first : self._end]
+        return line[line != HOLE]
 
     def oldest(self, count: int) -> list[int]:
         """List up to `count` pages from the front: fewer if there are holes between them, but at least one if any

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from gradus.cache import TableChange
 from gradus.cache.disk.names import Trail
 from gradus.cache.disk.tier import DiskTier, Load
-from gradus.cache.inspection import PageCounts, Tables, TreeNode
+from gradus.cache.inspection import NodeSize, PageCounts, Tables, TreeNode
 from gradus.cache.pool import PagePool
 from gradus.cache.radix import Cursor, PrefixIndex
 from gradus.cache.usage import CacheUsage
@@ -436,6 +436,17 @@ class PagedCache:
     def tree(self) -> tuple[TreeNode, ...] | None:
         """The top nodes of the prefix index; None without one. For probes."""
         return None if self.index is None else self.index.view()
+
+    def page_count(self, id: Hashable) -> int:
+        """Count the pages that a sequence holds, in all layer groups. For watchers."""
+        resident = self.residents.get(id)
+        if resident is None:
+            return 0
+        return sum(len(table) - first for table, first in zip(resident.tables, resident.first, strict=True))
+
+    def largest_nodes(self, most: int) -> list[NodeSize] | None:
+        """List the prefix index's largest nodes; None without one. For watchers."""
+        return None if self.index is None else self.index.largest(most, self.pool.references)
 
     def usage(self, ahead: int = 0) -> CacheUsage:
         """The pool's state and history. It takes time in proportion to the number of pages, so not for every step.

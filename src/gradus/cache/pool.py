@@ -17,7 +17,7 @@ from collections.abc import Container
 import numpy as np
 
 from gradus.cache.idle import IdlePages
-from gradus.cache.inspection import PageCounts
+from gradus.cache.inspection import PageCounts, States, page_states
 
 
 class PageError(RuntimeError):
@@ -128,6 +128,10 @@ class PagePool:
     def counts(self) -> PageCounts:
         """Count the pages in each state."""
         return PageCounts(self.count, self.held, len(self.idle), len(self.free))
+
+    def states(self) -> States:
+        """Read the state of every page, for watchers. 300,000 pages take about half a millisecond."""
+        return page_states(self.references, self.idle.numbers())
 
     def longest_free_run(self) -> int:
         """The most free pages side by side: the largest piece that an allocator of adjacent room could hand out.

@@ -27,10 +27,13 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from gradus.cache.inspection import TreeNode
+import numpy as np
+
+from gradus.cache.inspection import NodeSize, TreeNode
 from gradus.cache.windows import first_page
 
 TOKEN_BYTES = 4
+MOST_HOPS = 64  # from a node up to its nearest ancestor in a list
 Key = tuple[Hashable, bytes]  # the salt, and the tokens of one page
 Duplicate = tuple[int, int, int]  # layer group, place in its block table, the tree's page for that place
 
@@ -374,6 +377,32 @@ class PrefixIndex:
         salt, _ = node.key
         return TreeNode(tokens, tuple(map(tuple, node.pages)), tuple(map(self._view, node.children.values())), salt)
 
+    def largest(self, most: int, references: "array[int]") -> list[NodeSize]:
+        """List the `most` nodes with the most pages, those nearest to the root first. references: the pool's, by page.
+
+        Pages are counted by node in vector operations; only the nodes in the list are looked at one by one.
+        """
+        owners, counts = np.frombuffer(self.owners, np.int32), np.frombuffer(references, np.int32)
+        pages = np.bincount(owners, minlength=len(self.nodes))
+        held = np.bincount(owners[counts > 0], minlength=len(self.nodes))
+        pages[0] = 0  # the root owns no page; pages outside the tree have its number
+        largest = np.argpartition(pages, -most)[-most:] if len(pages) > most else np.arange(len(pages))
+        numbers = largest[pages[largest] > 0].tolist()
+        found = sorted(filter(None, map(self.nodes.__getitem__, numbers)), key=lambda node: node.start)
+        places = {node.number: place for place, node in enumerate(found)}
+        return [
+            NodeSize(
+                _nearest(node, places),
+                node.start,
+                node.end - node.start,
+                int(pages[node.number]),
+                int(held[node.number]),
+                max(references[run[0]] for run in node.pages),
+                len(node.children),
+            )
+            for node in found
+        ]
+
     def path(self, cursor: Cursor, group: int) -> list[int]:
         """List a layer group's pages from the root to the cursor."""
         assert cursor.find()
@@ -422,6 +451,18 @@ class PrefixIndex:
             node = left.pop()
             left += node.children.values()
             yield node
+
+
+def _nearest(node: Node, places: dict[int, int]) -> int:
+    """Return the place of a node's nearest ancestor among `places`; -1 if there is none within MOST_HOPS."""
+    above = node.parent
+    for _ in range(MOST_HOPS):
+        if above is None:
+            break
+        if above.number in places:
+            return places[above.number]
+        above = above.parent
+    return -1
 
 
 def agreeing_pages(left: Sequence[int], right: Sequence[int], page_size: int) -> int:

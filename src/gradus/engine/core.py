@@ -6,7 +6,7 @@ in `LLM`, or elsewhere, as in the server. So only plain data crosses the interfa
 """
 
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from gradus.engine.metrics import Metrics
 from gradus.engine.request import ModelLimits, Request
@@ -41,6 +41,22 @@ class Compiles(Protocol):
     @property
     def compiler(self) -> Compiler | None:
         """Compiles requests' constraints; None for an engine that compiles nothing before it needs it."""
+
+
+class Parts(Protocol):
+    """What a watcher looks at between two steps: an engine's scheduler, with its cache, and its runner."""
+
+    scheduler: Any
+    runner: Any
+
+
+@runtime_checkable
+class Watchable(Protocol):
+    """A core in its owner's process that can be watched."""
+
+    @property
+    def parts(self) -> Parts | None:
+        """The parts to look at; None for an engine that shows none."""
 
 
 class Core(Protocol):

@@ -169,6 +169,11 @@ class Engine:
         return outputs
 
     @property
+    def parts(self) -> "Engine":
+        """The parts that a watcher looks at."""
+        return self
+
+    @property
     def has_work(self) -> bool:
         return bool(self.in_flight or self.scheduler.active_count or self.scheduler.waiting_count)
 

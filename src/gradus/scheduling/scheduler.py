@@ -671,6 +671,14 @@ class Scheduler:
     def waiting_count(self) -> int:
         return self.waiting.count + self.siblings.count
 
+    def progress(self, sequence: Sequence) -> tuple[int, bool]:
+        """Return the positions of a running sequence that are stored once every planned step has run, and whether it
+        decodes. For watchers: drafts under way count as accepted."""
+        columns = self.homes[sequence.slot].columns
+        if columns.holds(sequence):
+            return columns.stored_ahead(sequence), True
+        return self.cache.stored(sequence.id), False
+
     def usage(self) -> CacheUsage:
         """Report how full the cache is: now, if nothing runs; otherwise a short while ago."""
         return self._usage.look(now=not self.active_count)

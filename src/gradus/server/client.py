@@ -46,6 +46,8 @@ from gradus.server.engine.messages import (
     Report,
     SelfChecked,
     Submit,
+    Watch,
+    Watched,
 )
 from gradus.server.exchange import Ask
 from gradus.server.failures import ClientGone, RequestFailed, RequestTimeout, Unavailable
@@ -56,6 +58,7 @@ from gradus.server.metrics.meter import Meter
 from gradus.server.results import Stream
 from gradus.server.samples import Samples
 from gradus.server.supervisor import State, Supervisor
+from gradus.server.xray.watchers import Owner, Watchers
 from gradus.text.front_end import FrontEnd
 from gradus.text.tools.dialect import Turn
 
@@ -95,6 +98,7 @@ class EngineClient:
         self.counts = Counts()
         self.meter = Meter(config.price_per_hour)
         self.supervisor = Supervisor(config, self.counts, self._lose_all)
+        self.watchers = Watchers(self)
         self.started = time.monotonic()
         self.stopped = False
         self._loader = loader
@@ -168,6 +172,7 @@ class EngineClient:
         for stream in set(self._streams.values()):
             self._end(stream, "cancelled", Unavailable(self.reason, "draining"))
         await self._nothing_runs.wait()
+        self.watchers.close()
 
     def _work_left(self) -> float:
         """Estimate the seconds until the running requests have ended, if each takes all the tokens that it may have."""
@@ -197,6 +202,7 @@ class EngineClient:
         `stopped` stays False."""
         self._load_task.cancel()
         self.supervisor.close()
+        self.watchers.close()
         self.abandon()
         self._opener.shutdown(wait=False, cancel_futures=True)
         self._prompts.close()
@@ -232,6 +238,38 @@ class EngineClient:
             self.model, self.metrics, self.meter, self.counts, self.waiting, ready, context, self.encoding, settings
         )
 
+    # -- watchers: see `gradus.server.xray.watchers.Engine` -----------------------------------------------------------
+
+    @property
+    def watchable(self) -> bool:
+        return self.state in ("ready", "stalled", "draining")
+
+    def send(self, command: Watch) -> None:
+        self.supervisor.send(command)
+
+    def owner(self, handle: int) -> Owner | None:
+        sample = self._samples.find(handle)
+        if sample is None:
+            return None
+        return Owner(sample.stream.key, sample.transcript.request.id, sample.transcript.index)
+
+    def described(self) -> dict[str, Any]:
+        info = self.info
+        if info is None:
+            return {"model": self.model}
+        found = {"model": self.model, "engine": info.engine, "device": info.device, "dtype": info.dtype}
+        sequences = info.settings.get("max_sequences")
+        return found | {"context_length": info.limits.context_length, "max_sequences": sequences}
+
+    def numbers(self) -> dict[str, Any]:
+        cache = self.metrics.cache
+        return {
+            "running": self.metrics.active,
+            "waiting": self.waiting,
+            "cache_use": None if cache is None else round(cache.utilization, 4),
+            "hit_rate": None if cache is None else round(cache.hit_rate, 4),
+        }
+
     # -- requests -----------------------------------------------------------------------------------------------------
 
     def submit(self, *asks: Ask, key: str = "", name: str = "") -> Stream:
@@ -245,6 +283,7 @@ class EngineClient:
             raise refusal
         self._check_room(sum(ask.params.n for ask in asks))
         stream = self._stream([ask.params.n for ask in asks], name)
+        stream.key = key
         stream.apart = any(ask.apart for ask in asks)
         limits = [self._limited(ask.scheduling) for ask in asks]
         makes = [
@@ -442,6 +481,8 @@ class EngineClient:
         match message:
             case Report():
                 self._on_report(message)
+            case Watched():
+                self.watchers.read(message)
             case Loaded():
                 self._on_loaded(message.info, message.metrics)
             case LoadFailed():
@@ -465,6 +506,7 @@ class EngineClient:
         )
         spare_what_stays(self)  # a pause that no request should meet
         self.supervisor.loaded()
+        self.watchers.begin()
         if not self._loaded.done():
             self._loaded.set_result(info)
 
@@ -484,6 +526,7 @@ class EngineClient:
             self._close(stream, error)
         self.metrics = dataclasses.replace(self.metrics, waiting=0, active=0, cache=None)
         self._samples_sent = self._samples_taken = self._queued = self._requests = 0
+        self.watchers.lose()
 
     def _on_report(self, report: Report) -> None:
         self.supervisor.reported(report)

@@ -25,7 +25,7 @@ class Stream:
     requests: the ones accepted by the engine; complete once `accepted` returns. tally: their use so far.
     buffered: tokens that wait to be received. sink: if set, it is offered results before they wait.
     whole: deliver only endings, and drop everything else. apart: a failed sample leaves the others to their ends.
-    name: the body's id in the log.
+    name: the body's id in the log. key: the name of the sender's API key; "" without keys.
     """
 
     def __init__(
@@ -40,6 +40,7 @@ class Stream:
         self.ids = tuple(ids)
         self.handles = tuple(handles)
         self.name = name
+        self.key = ""
         self.samples = samples
         self.tally = Tally(samples)
         self.requests: dict[str, Request] = {}

@@ -64,6 +64,9 @@ class Samples:
     def __len__(self) -> int:
         return len(self._samples)
 
+    def find(self, handle: int) -> Sample | None:
+        return self._samples.get(handle)
+
     def open(self, handle: int, transcripts: Sequence[Transcript], stream: Stream, front_end: FrontEnd) -> None:
         """Add a request's samples. handle: the first one's. front_end: decodes into the transcripts."""
         for sample, transcript in enumerate(transcripts):

@@ -43,9 +43,11 @@ from gradus.server.engine.messages import (
     SelfChecked,
     Stop,
     Submit,
+    Watch,
     packed,
     packed_seconds,
 )
+from gradus.server.engine.watching import Watching
 
 log = logging.getLogger(__name__)
 
@@ -137,6 +139,8 @@ class EngineLoop:
         self._unchecked = False  # True if anything has happened since the last self-check
         self._next_check = 0.0
         self._next_metrics = 0.0
+        self._watching: Watching | None = None  # while somebody watches
+        self._unseen = False  # whether anything has happened since the last look
 
     def run(self) -> None:
         self._report(Report())
@@ -157,6 +161,8 @@ class EngineLoop:
             self._add(outputs, report)
         self._busy = self._core.has_work
         self._report(report)
+        if self._watching is not None:
+            self._show(self._watching)
         return True
 
     def _report(self, report: Report) -> None:
@@ -228,13 +234,22 @@ class EngineLoop:
 
         Their number is bounded by the number of waiting samples.
         """
-        commands = [] if self._busy else [self._sleep()]
+        commands = [] if self._busy else [self._rest()]
         while not self._commands.empty():
             commands.append(self._commands.get())
         if commands:
             self._commands_taken += sum(not isinstance(command, Compiled) for command in commands)
             self._unchecked |= any(not isinstance(command, Ping) for command in commands)
         return commands
+
+    def _rest(self) -> Command | Compiled:
+        """Wait for the next command. A watched engine first shows the state in which it rests."""
+        if self._watching is not None and self._unseen:
+            try:
+                return self._commands.get(timeout=self._watching.wait(time.monotonic()))
+            except queue.Empty:
+                self._show(self._watching)
+        return self._sleep()
 
     def _sleep(self) -> Command | Compiled:
         """Check the invariants, at most once per second, then wait for the next command."""
@@ -259,9 +274,12 @@ class EngineLoop:
         self._unchecked = False
         self._next_check = time.monotonic() + SELF_CHECK_INTERVAL_S
 
-    def _obey(self, command: Submit | Cancel | Ping | Compiled, report: Report) -> None:
+    def _obey(self, command: Submit | Cancel | Ping | Watch | Compiled, report: Report) -> None:
         if isinstance(command, Ping):
             return  # the turn's report is the answer
+        if isinstance(command, Watch):
+            self._watch(command.on)
+            return
         if isinstance(command, Compiled):
             self._submit(command.submit, report, command.error)
             for cancel in self._compiling.end(command):
@@ -272,6 +290,36 @@ class EngineLoop:
             self._submit(command, report)
         elif name := self._names.get(command.handle):
             self._add_others(self._core.cancel(name, command.index, command.reason), report)
+
+    # -- watchers -----------------------------------------------------------------------------------------------------
+
+    def _watch(self, on: bool) -> None:
+        """Begin to show the engine, from a whole look on, or end it."""
+        if self._watching is not None:
+            self._watching.stop()
+            self._watching = None
+        if on:
+            try:
+                self._watching = Watching(self._core, self._handle_of)
+            except Exception:  # the engine works all the same
+                log.exception("this engine cannot be watched")
+
+    def _handle_of(self, request_id: str, index: int) -> int | None:
+        """Return a sample's handle; None for a request that is in no state of the loop's."""
+        running = self._running.get(request_id)
+        return None if running is None else running.handle + index
+
+    def _show(self, watching: Watching) -> None:
+        """Post what there is to see, if that is due."""
+        now = time.monotonic()
+        self._unseen = watching.wait(now) > 0
+        if self._unseen:
+            return
+        try:
+            self._post(watching.look(now))
+        except Exception:
+            log.exception("the engine could not be looked at, and is watched no longer")
+            self._watch(on=False)
 
     def _submit(self, command: Submit, report: Report, fault: BaseException | None = None) -> None:
         """Submit a request, whose constraint is held, or refuse it. fault: why its constraint can't be held."""

@@ -93,7 +93,13 @@ class Stop(Message):
     """Leave the loop after the commands before this one. Running requests are abandoned."""
 
 
-Command = Submit | Cancel | Ping | Stop
+class Watch(Message):
+    """Begin to post `Watched`, with everything in the first one; or end it. on: which of the two."""
+
+    on: bool
+
+
+Command = Submit | Cancel | Ping | Stop | Watch
 
 # -- from the engine ---------------------------------------------------------------------------------------------------
 
@@ -272,7 +278,57 @@ class EngineFailed(Message):
     failure: Failure
 
 
-EngineMessage = Loaded | LoadFailed | Report | SelfChecked | EngineFailed
+class Watched(Message):
+    """The state of a watched engine between two steps, in numbers: no text, no token ids, no salts.
+
+    Columns are bytes in this machine's order: int32 [n, k] or, where it says so, int64.
+
+    time: microseconds of `time.monotonic`. page_count, page_size: 0 for a cache without pages.
+    pages: of `whole`, a byte per page (`PageState`); otherwise the runs that have changed (`page_changes`).
+    rows [n, 6]: the running sequences; handles: int64, theirs. See ROW.
+    waiting: how many samples wait; queue [n, 3], int64: of the first ones, see QUEUED.
+    tree [n, 7]: the largest nodes of the prefix index (`NodeSize`); None where it is not new, or there is no index.
+    steps [n, 17], int64: the steps since the last message, see STEP. events [n, 3], int64: see EVENT.
+    """
+
+    time: int
+    page_count: int = 0
+    page_size: int = 0
+    whole: bool = False
+    pages: bytes = b""
+    handles: bytes = b""
+    rows: bytes = b""
+    waiting: int = 0
+    queue: bytes = b""
+    tree: bytes | None = None
+    steps: bytes = b""
+    events: bytes = b""
+
+
+ROW = ("slot", "stored", "prompt", "decodes", "pages", "accepted")
+"""A running sequence: the row of its state, positions stored, its prompt's length, whether it decodes (1) or its prompt
+is under way (0), the pages that it holds, and the drafts accepted while it was watched."""
+
+QUEUED = ("handle", "waited", "priority")
+"""A waiting sample: its wait in microseconds, and its priority."""
+
+STEP = (
+    "number", "start", "planned", "launched", "device", "ready", "end", "rows", "sequences", "prefill", "decode",
+    "drafted", "accepted", "preempted", "admitted", "ended", "waiting",
+)  # fmt: skip
+"""A step. Times are microseconds of `time.monotonic`: planning begins, ends, the launch ends, the device begins (at the
+launch, or where the step before was ready), its result is ready on the host, its commit ends. The rest are counts: rows
+that the model computed, sequences, tokens of prompts, tokens of decodes, drafts verified and accepted, sequences that
+were preempted, admitted and ended, and samples that waited."""
+
+EVENT = ("time", "kind", "handle")
+"""What happened to a sample, at a time in microseconds of `time.monotonic`. kind: an index of EVENTS."""
+
+EVENTS = ("admitted", "ended")
+"""A sample that was preempted is admitted again."""
+
+
+EngineMessage = Loaded | LoadFailed | Report | SelfChecked | EngineFailed | Watched
 
 
 # -- columns of handles and of seconds; those of tokens are made by `packed_ids` ---------------------------------------

@@ -12,6 +12,7 @@ tls.py             certificates
 body.py            untrusted bytes → strict JSON, within limits
 slices.py          large answers, a slice at a time
 streaming.py       server-sent events, and clients that leave or stop reading
+watch/             the live X-ray: events of a running engine
 model_routes.py    routes that describe the model and its tokens
 app.py             the other routes
 """

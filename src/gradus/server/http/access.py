@@ -33,6 +33,9 @@ MONITORED = frozenset({"/stats", "/metrics"})
 PAGE = "/"
 """The path whose HTML is public: the page is the same for everyone. As JSON, its list of routes needs a key."""
 
+WATCHED = frozenset({"/xray", "/xray/trace"})
+"""Paths with the same statistics step by step, for every role. A client's key has names for its own requests alone."""
+
 _PROCESS_SECRET = secrets.token_bytes(32)
 
 
@@ -107,6 +110,8 @@ class Access:
             return None
         if key is None:
             return unknown_sender(presented)
+        if scope["path"] in WATCHED:
+            return None
         monitored = scope["path"] in MONITORED
         if key.role == ("client" if monitored else "monitor"):
             message = f"the role {key.role!r} of this API key does not allow {scope['path'][:100]}"

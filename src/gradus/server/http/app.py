@@ -40,6 +40,7 @@ from gradus.server.http.model_routes import add_model_routes
 from gradus.server.http.record import REQUEST_ID, Records, record_of
 from gradus.server.http.slices import JsonInSlices
 from gradus.server.http.streaming import EventStream, cancelled_with_client
+from gradus.server.http.watch.routes import add_xray
 from gradus.server.limits import MAX_HEADER_BYTES, MAX_HEADERS, body_limit, check_logprobs, limits, logprobs_limit
 from gradus.server.metrics.exposition import CONTENT_TYPE, Exposition
 from gradus.server.page.document import document
@@ -97,6 +98,7 @@ def create_app(client: EngineClient, config: ServerConfig) -> FastAPI:
     add_model_routes(app, client, config)
 
     _add_reports(app, client, config)
+    add_xray(app, client, config)
     return app
 
 
