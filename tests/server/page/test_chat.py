@@ -53,7 +53,7 @@ def last(tab, selector):
 
 def stored(tab):
     """What the page has written: of all conversations, the newest first."""
-    written = tab.run("Object.entries(localStorage)")
+    written = tab.run("Object.entries(localStorage).filter(([name]) => name !== 'gradus.beside')")
     assert all(name.startswith("gradus.conversation.") for name, _ in written)
     return sorted((json.loads(text) for _, text in written), key=lambda each: -each["updated"])
 
@@ -81,7 +81,8 @@ def test_nothing_but_the_conversation_is_sent(browser, server):
     with opened(browser, server) as tab:
         say(tab, asked("plain"))
         sent = {(method, address.removeprefix(server.url)) for method, address in tab.requests()}
-        assert sent == {("GET", "/"), ("GET", "/health"), ("GET", "/v1/models"), ("POST", "/v1/chat/completions")}
+        reports = {("GET", path) for path in ("/", "/health", "/v1/models", "/xray")}
+        assert sent == reports | {("POST", "/v1/chat/completions")}
 
 
 def test_shift_and_enter_begin_a_line(browser, server):
@@ -533,13 +534,39 @@ def test_nothing_is_wider_than_the_window(browser, server, width):
         say(tab, asked("talk_and_call"))
         tab.click("#settings summary")
         assert tab.run("document.documentElement.scrollWidth <= innerWidth")
-        narrow = width <= 760
         parts = "[...document.querySelectorAll('main > section')]"
         shown = f"{parts}.filter((each) => each.offsetParent !== null).map((each) => each.id)"
-        assert tab.run(shown) == (["chat"] if narrow else ["list", "chat"])
-        if narrow:
+        assert tab.run(shown) == [*(["list"] if width > 760 else []), "chat", *(["xray"] if width >= 1200 else [])]
+        if width < 1200:
+            tab.click("[data-show=xray]")
+            assert tab.run(shown) == [*(["list"] if width > 760 else []), "xray"]
+            assert tab.run("document.documentElement.scrollWidth <= innerWidth")
+        if width <= 760:
             tab.click("[data-show=list]")
             assert tab.run(shown) == ["list"] and tab.run("document.documentElement.scrollWidth <= innerWidth")
+
+
+def watchers(server, number):
+    """Whether so many watch the engine, soon."""
+    return eventually(lambda: len(server.client.watchers._watchers) == number)
+
+
+def test_the_engine_is_watched_only_while_the_x_ray_shows(browser, server):
+    with opened(browser, server, width=1600) as tab:
+        tab.wait("document.querySelector('#xray .said')?.dataset.state === 'ready'")
+        assert watchers(server, 1)
+        tab.click("#beside")
+        assert watchers(server, 0) and tab.text("#xray") == ""
+        tab.reload()
+        tab.wait(READY)
+        assert watchers(server, 0) and tab.run("document.querySelector('#beside').ariaPressed") == "false"
+        tab.click("#beside")
+        assert watchers(server, 1)
+        tab.size(700, 800)
+        assert watchers(server, 0)
+        tab.click("[data-show=xray]")
+        assert watchers(server, 1)
+    assert watchers(server, 0)
 
 
 def test_every_field_and_button_has_a_name(browser, server):
