@@ -7,7 +7,8 @@ from importlib.resources import files
 import pytest
 
 from gradus.server.http.keys import VARIABLE
-from gradus.server.page.document import SCRIPTS, STYLES, document, hashed, prefers_html
+from gradus.server.page.document import SCRIPTS, STYLE, document, hashed, prefers_html
+from gradus.server.xray import view
 from tests.server.conftest import running
 
 FIREFOX = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"
@@ -175,7 +176,8 @@ def test_no_script_parses_html_or_code_from_text():
 
 def test_every_file_of_the_folder_is_in_it():
     names = {path.name for path in files("gradus.server.page").iterdir() if not path.name.startswith("__")}
-    assert names == {*SCRIPTS, *STYLES, "page.html", "document.py"}
+    assert names == {*SCRIPTS, STYLE, "page.html", "document.py"}
     text = document().body.decode()
-    for name in (*SCRIPTS, *STYLES):
+    assert view.script() in text and view.style() in text
+    for name in (*SCRIPTS, STYLE):
         assert (files("gradus.server.page") / name).read_text(encoding="utf-8") in text

@@ -12,4 +12,5 @@ Read in this order:
     runs.py        a phase, the final engine or a student's files: built, and recorded
     words.py       numbers, pages and lists in sentences
     page.py        recordings to a page;  page.html, page.css: its skeleton and looks;  run.js draws, page.js steps
+                   (with shared.js and shared.css of gradus.server.xray, as the live X-ray)
 """

@@ -11,6 +11,7 @@ from importlib.resources import files
 from typing import Any
 
 from gradus.course.xray.words import count
+from gradus.server.xray import view
 
 DATA = "recordings"  # the id of the element that holds them
 
@@ -23,8 +24,8 @@ def page(recordings: Sequence[dict[str, Any]], code: str = "{path}#L{line}") -> 
     title = " beside ".join(recording["title"] for recording in recordings)
     parts = {
         "title": escape(f"X-ray of {title}"),
-        "css": resource("page.css"),
-        "js": resource("run.js") + "\n" + resource("page.js"),
+        "css": view.resource(view.SHARED_STYLE) + resource("page.css"),
+        "js": "\n".join((view.resource(view.SHARED_SCRIPT), resource("run.js"), resource("page.js"))),
         "code": escape(code),
         "data": embedded(recordings),
         "nojs": escape(f"This page needs JavaScript to step through {count(len(recordings), 'recording')}."),

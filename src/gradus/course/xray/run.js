@@ -1,8 +1,7 @@
-"use strict";
 // Draws a recording: every part of the page is drawn again from the frame that is shown.
 
 const recordings = JSON.parse(document.getElementById("recordings").textContent);
-const COLORS = ["#7cc4ef", "#f2b84b", "#6fc9a6", "#e3a3c8", "#f0e06a", "#a9b6f5", "#f29a76", "#c3cbd2"];
+const { COLORS, make, draw, plural, sum, entry, card } = xray; // of shared.js
 const PEOPLE = ["Ann", "Ben", "Cy"]; // the lessons' three: each has a color in every scene
 const KINDS = [ // of events, in the order of their buttons: kind, name, key
   ["admission", "admission", "a"], ["waiting", "waiting", "q"], ["hit", "prefix hit", "h"], ["chunk", "chunk", "c"], ["preemption", "preemption", "p"],
@@ -20,25 +19,7 @@ let now = 0, predicting = false;
 
 // -- small helpers ----------------------------------------------------------------------------------------------------
 
-function make(tag, attributes = {}, ...children) {
-  return filled(document.createElement(tag), attributes, children);
-}
-function draw(tag, attributes = {}, ...children) {
-  return filled(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
-}
-function filled(element, attributes, children) {
-  for (const [name, value] of Object.entries(attributes)) {
-    if (name === "of") element.style.setProperty("--of", value);
-    else if (name === "wide") element.style.width = value;
-    else if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
-    else element.setAttribute(name, value);
-  }
-  element.append(...children.filter((child) => child !== null && child !== undefined));
-  return element;
-}
 const initial = (id) => id.replace(/^([A-Z])[a-z]+ ?/, "$1"); // Ann 2: A2
-const plural = (number, noun) => `${number} ${noun}${number === 1 ? "" : "s"}`;
-const sum = (numbers) => numbers.reduce((total, number) => total + number, 0);
 const over = (frame) => frame.plan === null && frame.committed === null && !frame.failed; // what is left after the last step
 const tokensOf = (frame) => sum(frame.spans.map((span) => span.tokens.length));
 
@@ -80,8 +61,7 @@ class Run {
   }
 
   build() {
-    const card = (title, part, said = "") => make("section", { class: "card", "data-part": part },
-      make("h3", {}, title, said ? make("span", { class: "quiet" }, ` ${said}`) : null), this.parts[part]);
+    const panel = (title, part, said) => card(title, part, this.parts[part], said);
     const part = (tag, attributes) => make(tag, attributes);
     this.parts = {
       events: part("div", { "aria-live": "polite" }), sequences: part("div"), plan: part("div", { class: "scroll" }), batch: part("div", { class: "scroll" }),
@@ -99,12 +79,12 @@ class Run {
       make("section", { class: "card", "data-part": "timeline" },
         make("div", { class: "row heading" }, make("h3", {}, "Timeline"), toggle), parts.timeline, this.legend()),
       make("div", { class: "panels" },
-        make("div", {}, card("In this step", "events"), card("Sequences", "sequences"), card("Plan", "plan", "its spans")),
-        make("div", {}, card("Rows of the batch", "batch", "each with its position"), card("Slots", "slots"),
-          this.paged ? card("Page pool", "pool") : null, this.paged ? card("Block tables", "tables", "entry i: the page of positions i · page size and on") : null,
-          this.masks ? card("Masks", "masks", "what each draw may choose from") : null,
-          this.experts ? card("Experts", "experts", `of layer ${this.experts.layer}, and the tokens that each takes`) : null,
-          this.indexed ? card("Radix tree", "tree", "pages, and the tokens on them") : null)));
+        make("div", {}, panel("In this step", "events"), panel("Sequences", "sequences"), panel("Plan", "plan", "its spans")),
+        make("div", {}, panel("Rows of the batch", "batch", "each with its position"), panel("Slots", "slots"),
+          this.paged ? panel("Page pool", "pool") : null, this.paged ? panel("Block tables", "tables", "entry i: the page of positions i · page size and on") : null,
+          this.masks ? panel("Masks", "masks", "what each draw may choose from") : null,
+          this.experts ? panel("Experts", "experts", `of layer ${this.experts.layer}, and the tokens that each takes`) : null,
+          this.indexed ? panel("Radix tree", "tree", "pages, and the tokens on them") : null)));
     if (COMPACT) for (const each of this.element.querySelectorAll("[data-part]"))
       each.hidden = !["timeline", "events", ...this.recording.panels].includes(each.dataset.part);
     this.drawTimeline();
@@ -333,10 +313,9 @@ class Run {
       this.pageBox(i + 1, held, indexed, (held[i + 1] || []).some((id) => !(earlier[i + 1] || []).includes(id))));
     this.stop = boxes[Math.max(0, [...this.lit].map(Number)[0] - 1)] || boxes[0];
     for (const box of boxes) { box.setAttribute("role", "option"); box.tabIndex = box === this.stop ? 0 : -1; }
-    const key = (kind, text) => make("span", {}, make("i", { class: kind }), text);
     this.parts.pool.replaceChildren(make("div", { class: "pool", role: "listbox", "aria-label": "Pages: up and down arrows point at one" }, ...boxes), make("div", { class: "legend" },
-      make("span", {}, `${plural(total, "page")}: ${count} held`), this.indexed ? key("idle", `${idle} idle`) : null,
-      key("free", `${free} free`), key("taken", "new to a sequence in this step")));
+      make("span", {}, `${plural(total, "page")}: ${count} held`), this.indexed ? entry("idle", `${idle} idle`) : null,
+      entry("free", `${free} free`), entry("taken", "new to a sequence in this step")));
     const lines = frame.running.map((id) => make("div", { class: "line" }, this.chip(id),
       ...(frame.tables[id] || []).flatMap((table) => table.map((page) => this.pageBox(page, held, indexed, false, true)))
         .map((box) => { box.classList.add("number"); return box; })));
@@ -447,14 +426,14 @@ class Run {
   legend() {
     const used = new Set(this.frames.flatMap((frame) => frame.spans.map((span) => span.kind)));
     const some = (test) => this.frames.some(test);
-    const key = (mark, text) => make("span", {}, make("i", { class: `key ${mark}` }), text);
+    const mark = (name, text) => entry(`key ${name}`, text);
     const tall = ["prefill", "recompute", "verify"].filter((kind) => used.has(kind));
     return make("div", { class: "legend" },
-      tall.length ? key("tall", `${tall.join(", ")}: tokens of the span`) : null, used.has("chunk") ? key("tall chunk", "chunk of a prompt: tokens") : null,
-      used.has("decode") ? key("low", "decode: 1 token") : null, !(COMPACT && this.bySlot) && some((frame) => frame.waiting.length) ? key("dots", "waiting") : null,
-      some((frame) => frame.preempted.length) ? key("cross", "preempted") : null,
-      key("end", this.ahead ? "ended: its last result is recorded, one step after its last span" : "ended"),
-      this.padded ? key("padding", "padding") : null, key("bar", "rows of the step"));
+      tall.length ? mark("tall", `${tall.join(", ")}: tokens of the span`) : null, used.has("chunk") ? mark("tall chunk", "chunk of a prompt: tokens") : null,
+      used.has("decode") ? mark("low", "decode: 1 token") : null, !(COMPACT && this.bySlot) && some((frame) => frame.waiting.length) ? mark("dots", "waiting") : null,
+      some((frame) => frame.preempted.length) ? mark("cross", "preempted") : null,
+      mark("end", this.ahead ? "ended: its last result is recorded, one step after its last span" : "ended"),
+      this.padded ? mark("padding", "padding") : null, mark("bar", "rows of the step"));
   }
 
   mark(step) {

@@ -27,9 +27,9 @@ def check_name(body: Any, served: Served) -> None:
 def described(served: Served, name: str, created: int) -> dict[str, Any]:
     """Describe the model under one of its names. created: when this server began, in seconds.
 
-    max_model_len, which routers and chat interfaces read, limits prompt and answer together. chat: whether the model has
-    a chat template; otherwise, it continues texts. Raises UnknownModel for a
-    name that is not listed, Unavailable while the model loads.
+    max_model_len, which routers and chat interfaces read, limits prompt and answer together. chat: whether it has a
+    chat template; a model without one continues texts. Raises UnknownModel for a name that is not listed, Unavailable
+    while the model loads.
     """
     context = served.front_end.limits.context_length
     assert served.info is not None  # it came with the front end

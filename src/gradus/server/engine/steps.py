@@ -112,10 +112,12 @@ class StepRecorder:
         outputs: Sequence[Output] = self._commit(plan, result)
         end = microseconds()
         ended = self._note_endings(outputs, end)
-        while self._under_way and self._under_way[0][0] is not plan:
+        if all(known is not plan for known, _ in self._under_way):
+            return outputs  # it was launched before the recording began; those under way come later
+        while self._under_way[0][0] is not plan:
             self._under_way.popleft()  # a plan without a commit
-        if not self._under_way or not isinstance(result, Watched) or result.sampled is None:
-            return outputs  # it was launched before the recording began
+        if not isinstance(result, Watched) or result.sampled is None:
+            return outputs
         _, (began, planned, launched, preempted) = self._under_way.popleft()
         device = max(planned, self._ready)
         self._ready = result.ready

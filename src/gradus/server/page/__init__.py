@@ -1,4 +1,4 @@
-"""The page at `/`: a chat with the served models, in one HTML document that loads nothing else.
+"""The page at `/`: a chat with the served models beside the live X-ray, in one HTML document that loads nothing else.
 
 It is plain JavaScript, without a build step or a library. The browser alone keeps conversations. Read in this order:
 
@@ -14,5 +14,5 @@ It is plain JavaScript, without a build step or a library. The browser alone kee
     answer.js          one answer: streamed, stopped, tried again
     messages.js        messages on the screen: edit, regenerate, calls of tools
     status.js          the server's state, and the models that it serves
-    main.js            the page's parts, joined; keys
+    main.js            the page's parts, joined, the live X-ray (gradus.server.xray) among them; keys
 """

@@ -1,6 +1,7 @@
 // -- one answer: streamed, stopped, tried again -------------------------------------------------------------------------
 
 const MOST_ATTEMPTS = 20;
+const LEAST_TIMED = 50; // milliseconds from the first token to the last: in less, a rate says nothing
 
 // Fills `message` with the answer to a conversation. `view`, if there is one, shows it: added(kind, text), calls(),
 // waits(words), ended(). Only one answer of a conversation runs at a time.
@@ -121,7 +122,7 @@ function statsOf({ finish, stats, model }) {
   if (stats) {
     said.push(count(stats.tokens, "token") + (stats.reasoning ? ` (${stats.reasoning} of reasoning)` : ""));
     const rest = stats.total - stats.first;
-    if (stats.tokens > 1 && rest > 0) said.push(`${rate((stats.tokens - 1) / (rest / 1000))} tok/s`);
+    if (rest >= LEAST_TIMED) said.push(`${rate((stats.tokens - 1) / (rest / 1000))} tok/s`);
     if (stats.first !== null) said.push(`${duration(stats.first)} to the first`);
     said.push(`prompt ${stats.prompt.toLocaleString("en")}` + (stats.cached ? ` (${stats.cached.toLocaleString("en")} cached)` : ""));
   }

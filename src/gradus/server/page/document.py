@@ -1,4 +1,4 @@
-"""The page as one document: style and scripts are inlined, and its headers let it run nothing else.
+"""The page as one document: styles and scripts are inlined, and its headers let it run nothing else.
 
 The document is the same for everyone and holds no secret, so it needs no key. What it asks for does.
 """
@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 
-STYLES = ("page.css",)
+from gradus.server.xray import view
+
+STYLE = "page.css"
 SCRIPTS = (
     "dom.js",
     "inline.js",
@@ -47,14 +49,17 @@ class Document:
 @cache
 def document() -> Document:
     """Join the files, once."""
-    style = "".join(map(resource, STYLES))
+    style = f"{view.style()}\n{resource(STYLE)}"
     script = f'"use strict";\n(() => {{\n{"".join(map(resource, SCRIPTS))}}})();\n'
-    text = resource("page.html").replace("/*style*/", style).replace("/*script*/", script)
+    parts = {"style": style, "xray": view.script(), "script": script}
+    text = resource("page.html")
+    for name, part in parts.items():
+        text = text.replace(f"/*{name}*/", part)
     body = text.encode()
     etag = hashlib.sha256(body).hexdigest()[:32]
     headers = {
         "content-type": "text/html; charset=utf-8",
-        "content-security-policy": policy(styles=(style,), scripts=(script,)),
+        "content-security-policy": policy((style,), (parts["xray"], script)),
         "x-content-type-options": "nosniff",
         "referrer-policy": "no-referrer",
         "cross-origin-opener-policy": "same-origin",

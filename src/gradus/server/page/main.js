@@ -198,11 +198,46 @@ const chat = {
 // Whether the model continues texts, because it was given no form of conversations.
 const isRaw = () => server.model?.chat === false;
 
-// On narrow screens one part shows at a time.
+// Which parts show: on narrow screens one at a time, on wide ones the X-ray beside the chat, unless it is closed. The
+// engine looks at itself only while somebody watches, so the X-ray runs only where it can be seen.
 const view = {
+  BESIDE: "gradus.beside",
+
+  start() {
+    document.body.dataset.beside = localStorage.getItem(this.BESIDE) ?? "yes";
+    this.show("chat");
+    for (const width of [760, 1199]) matchMedia(`(max-width: ${width}px)`).addEventListener("change", () => this.watch());
+  },
+
   show(name) {
     document.body.dataset.view = name;
     for (const each of document.querySelectorAll("[data-show]")) each.setAttribute("aria-pressed", String(each.dataset.show === name));
+    this.watch();
+  },
+
+  toggle() {
+    const beside = document.body.dataset.beside === "yes" ? "no" : "yes";
+    document.body.dataset.beside = beside;
+    localStorage.setItem(this.BESIDE, beside);
+    this.watch();
+  },
+
+  watch() {
+    const place = byId("xray"), seen = getComputedStyle(place).display !== "none";
+    byId("beside").setAttribute("aria-pressed", String(seen));
+    if (seen) this.xray ??= startXray(place, (signal, path) => ask(path.slice(1), { signal, quietly: true }));
+    else this.stop();
+  },
+
+  stop() {
+    this.xray?.stop();
+    this.xray = null;
+  },
+
+  // With another key, it may see other things.
+  watchAgain() {
+    this.stop();
+    this.watch();
   },
 };
 
@@ -259,6 +294,7 @@ function everywhere() {
   const messages = byId("messages");
   messages.addEventListener("scroll", () => (chat.following = messages.scrollHeight - messages.scrollTop - messages.clientHeight < 40));
   for (const each of document.querySelectorAll("[data-show]")) each.addEventListener("click", () => view.show(each.dataset.show));
+  byId("beside").addEventListener("click", () => view.toggle());
   for (const each of document.querySelectorAll("[data-close]")) each.addEventListener("click", () => each.closest("dialog").close());
   addEventListener("keydown", (event) => event.key === "Escape" && !document.querySelector("dialog[open]") && chat.stop());
   addEventListener("pagehide", () => chat.leave());
@@ -274,8 +310,12 @@ composer();
 list();
 everywhere();
 form.start((settings) => (chat.conversation.settings = settings));
-keyDialog.start(() => server.readModels());
+keyDialog.start(() => {
+  server.readModels();
+  view.watchAgain();
+});
 chat.start();
+view.start();
 server.start(() => {
   form.suit(server.model);
   byId("text").placeholder = isRaw() ? "Text to continue" : "Message";

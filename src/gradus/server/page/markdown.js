@@ -38,12 +38,6 @@ class Markdown {
   }
 }
 
-function drawMarkdown(element, text) {
-  const drawn = new Markdown(element);
-  drawn.feed(text);
-  drawn.end();
-}
-
 // Text of a paragraph, heading or cell, with its emphasis.
 class Line {
   constructor(element, dirty) {
