@@ -17,10 +17,11 @@ from typing import Any
 
 import psutil
 
-from benchmarks.event_client import COMPLETIONS, GENERATE, Load, clients, serve_load
-from benchmarks.server_beside_vllm import Command, free_port, serving
+from benchmarks.server_beside_vllm import Command, Load, free_port, serve_load, serving
 from gradus.bench.report import markdown
 from gradus.bench.run.script import ran
+from gradus.load.asking.clients import crew
+from gradus.load.asking.routes import COMPLETIONS, GENERATE
 
 IDS = 49_000
 LOADS = {256: Load(256, 2, 64, 128), 1: Load(1, 4, 64, 128)}
@@ -68,12 +69,12 @@ def measure(options: argparse.Namespace, step_s: float, load: Load) -> dict[str,
     port, found = free_port(), dict[str, list[dict[str, Any]]]()
     command = server_command(port, options.tokenizer, step_s, options.text)
     log = options.out.with_suffix(".log")
-    with clients() as pool, serving(command, Path(options.tokenizer), port, log) as server:
+    with crew() as pool, serving(command, Path(options.tokenizer), port, log) as server:
         for repeat in range(options.repeats + 1):
             for path in options.paths:
-                prompts = load.prompts(IDS, 10 * repeat + len(path))
+                jobs = load.jobs(IDS, 10 * repeat + len(path))
                 before = Spent.by(server.process)
-                sample = serve_load(pool, server.process, port, path, server.model, load, prompts, 0.6)
+                sample = serve_load(pool, server, path, load, jobs)
                 sample |= Spent.by(server.process).since(before, sample["output_tokens"])
                 if repeat:
                     found.setdefault(path, []).append(sample)
