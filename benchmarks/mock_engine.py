@@ -21,6 +21,7 @@ from gradus.engine.metrics import Metrics
 from gradus.engine.outputs import Outputs
 from gradus.engine.request import ModelLimits, Request
 from gradus.engine.sequence import Output, Timings
+from gradus.loading import Progress
 from gradus.server.config import ServerConfig
 from gradus.server.engine.messages import ModelInfo
 
@@ -148,7 +149,7 @@ def open_tokenizer(config: ServerConfig) -> Any:
     return opened(config.model)
 
 
-def load_engine(config: ServerConfig) -> tuple[MockCore, ModelInfo]:
+def load_engine(config: ServerConfig, progress: Progress | None = None) -> tuple[MockCore, ModelInfo]:
     limits = ModelLimits(vocab_size=151_936, context_length=CONTEXT)
     if file := os.environ.get("MOCK_TOKENS"):
         ids = np.array(open_tokenizer(config).encode(Path(file).read_text(encoding="utf-8")))
