@@ -143,7 +143,7 @@ class MockCore:
         assert not self.has_work
 
 
-def open_tokenizer(config: ServerConfig) -> Any:
+def open_tokenizer(config: ServerConfig, progress: Progress | None = None) -> Any:
     from gradus.loading import open_tokenizer as opened
 
     return opened(config.model)
