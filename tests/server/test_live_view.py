@@ -116,7 +116,7 @@ WIDE = "const box = document.getElementById('x'); note(box.scrollWidth <= box.cl
 @pytest.mark.parametrize("sequences", [0, 1, 256])
 def test_it_draws_any_batch_at_any_width(drawn, sequences, width):
     pages = 240_000 if sequences == 256 else 3000
-    numbers = "note(text('.numbers').includes(`running ${%d}`)); note(text('[data-part=pages] .legend'));" % sequences
+    numbers = f"note(text('.numbers').includes('running {sequences} ')); note(text('[data-part=pages] .legend'));"
     script = sent(whole(sequences, pages)) + WIDE + numbers + "note(colors('pages') > 3); note(colors('batch') > 1);"
     fits, running, legend, colored, drew = drawn(script, width)
     assert fits and running and colored and drew
@@ -188,10 +188,10 @@ def test_it_connects_again_ever_more_slowly_and_says_why_not(drawn):
     feed.close(); await wait(2000); note(text(".said")); note(asked.length);
     await wait(60000); note(asked.length);
     refuse(401, "no"); await wait(20000); note(text(".said"));
-    answer = first; await wait(20000); send(%s); await wait(100); note(text(".said"));
+    answer = first; await wait(20000); send(PICTURE); await wait(100); note(text(".said"));
     it.stop(); const before = asked.length; await wait(60000); note(asked.length - before);
     note(document.getElementById("x").childElementCount);
-    """ % json.dumps(whole(1))
+    """.replace("PICTURE", json.dumps(whole(1)))
     full, soon, later, key, again, more, left = drawn("await wait(10);" + script)
     assert "16 clients watch already" in full and "Trying again" in full
     assert soon <= 4 and later <= soon + 12
