@@ -162,6 +162,7 @@ const chat = {
     clearInterval(saving);
     if (this.running.get(conversation.id) === answer) this.running.delete(conversation.id);
     if (this.store.all.has(conversation.id)) this.save(conversation);
+    if (server.models.length > 1) server.readModels(); // the request may have loaded one
     if (answer.view) announce(message.error ? "The answer failed" : message.finish === "stopped" ? "Stopped" : "Answered", false);
     this.busy();
   },
