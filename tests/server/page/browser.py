@@ -14,8 +14,9 @@ BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "
 FLAGS = [
     "--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe", "--no-first-run", "--mute-audio",
     "--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-extensions",
-    "--disable-dev-shm-usage", "--force-color-profile=srgb",
+    "--disable-dev-shm-usage", "--force-color-profile=srgb", "--host-resolver-rules=MAP *.example.org 127.0.0.1",
 ]  # fmt: skip
+SAID = ("network", "other")  # sources of the log that say how a request ended, or which header does nothing over http
 KEYS = {"Enter": 13, "Escape": 27, "Tab": 9}
 
 
@@ -138,17 +139,18 @@ class Tab:
         self.call("Input.dispatchKeyEvent", type="keyUp", **code)
 
     def write(self, selector, text):
-        """Type into a field, in place of what it holds; the form around it is opened."""
+        """Replace a field's text by typing. Opens the form around the field."""
         open_form = "it.closest('details')?.setAttribute('open', ''); it.focus(); it.select()"
         self.run(f"{{ const it = document.querySelector({json.dumps(selector)}); {open_form} }}")
         self.call("Input.insertText", text=text)
 
     def errors(self):
-        """Exceptions of the page, and what its policy has blocked."""
+        """Exceptions of the page, and what its policy has blocked. A failed request is no error of the page."""
+        self.run("0")  # reads what has happened by now
         mine = [each for each in self._browser.events if each.get("sessionId") == self._session]
         thrown = [each["params"] for each in mine if each["method"] == "Runtime.exceptionThrown"]
         entries = [each["params"]["entry"] for each in mine if each["method"] == "Log.entryAdded"]
-        return thrown + [entry for entry in entries if entry["level"] == "error" and entry["source"] != "network"]
+        return thrown + [entry for entry in entries if entry["level"] == "error" and entry["source"] not in SAID]
 
     def requests(self):
         """(method, address) of every request of the page."""

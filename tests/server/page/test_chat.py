@@ -52,7 +52,7 @@ def last(tab, selector):
 
 
 def stored(tab):
-    """What the page has written: of all conversations, the newest first."""
+    """Read the conversations that the page has stored, the newest first."""
     written = tab.run("Object.entries(localStorage).filter(([name]) => name !== 'gradus.beside')")
     assert all(name.startswith("gradus.conversation.") for name, _ in written)
     return sorted((json.loads(text) for _, text in written), key=lambda each: -each["updated"])
@@ -367,6 +367,44 @@ def test_a_server_that_is_gone_is_named(browser):
         assert last(tab, ".wrong") in ("the server does not answer", "the server is shutting down (status 503)")
 
 
+def test_it_works_by_a_proxy_s_name_and_copies_without_https(browser):
+    address = "http://gradus.example.org:{}/"
+    with (
+        running(Answering, allowed_hosts=["gradus.example.org"]) as server,
+        browser.tab(address.format(server.port)) as tab,
+    ):
+        tab.wait(READY)
+        assert not tab.run("isSecureContext")
+        say(tab, asked("plain"))
+        assert bodies(tab, "assistant") == [ANSWERS["plain"]]
+        tab.run("document.addEventListener('copy', () => (globalThis.copied = document.activeElement.value))")
+        tab.click(".message.assistant .tools button")
+        tab.wait("document.querySelector('#announced').innerText === 'Copied'")
+        assert tab.run("copied") == ANSWERS["plain"]
+
+
+def test_a_load_s_progress_and_several_models_are_shown(browser, server):
+    health = {"status": "loading", "reason": "the model is loading"}
+    health["progress"] = {"stage": "weights", "done": 40, "total": 98, "seconds": 12.3}
+    models = [{"id": "a", "state": "ready", "chat": True}, {"id": "b", "state": "asleep"}]
+    answers = {"health": health, "v1/models": {"data": models}}
+    fake = f"""
+    const real = globalThis.fetch;
+    globalThis.answers = {json.dumps(answers)};
+    globalThis.fetch = async (path, options) =>
+      path in answers ? new Response(JSON.stringify(answers[path])) : real(path, options);
+    """
+    with browser.tab(server.url, before=fake) as tab:
+        tab.wait("document.querySelector('#state').innerText !== ''")
+        assert tab.text("#state") == "loading · the model is loading · weights 40 % (12 s)"
+        tab.run("answers.health = {status: 'asleep', reason: 'asleep'}, 0")
+        tab.wait("document.querySelector('#model').options.length === 2")
+        assert tab.run("[...document.querySelector('#model').options].map((each) => each.text)") == ["a", "b (asleep)"]
+        tab.run("const it = document.querySelector('#model'); it.value = 'b'; it.dispatchEvent(new Event('change'))")
+        say(tab, asked("plain"))
+        assert stored(tab)[0]["messages"][1]["model"] == "b" and last(tab, ".stats").endswith("· b")
+
+
 # -- the key -----------------------------------------------------------------------------------------------------------
 
 
@@ -547,7 +585,7 @@ def test_nothing_is_wider_than_the_window(browser, server, width):
 
 
 def watchers(server, number):
-    """Whether so many watch the engine, soon."""
+    """Wait until this number of clients watches the engine."""
     return eventually(lambda: len(server.client.watchers._watchers) == number)
 
 

@@ -1,4 +1,4 @@
-"""The document: to whom it is served, with which headers, and that it needs nothing from elsewhere."""
+"""The document: its readers, its headers, and that it needs nothing from elsewhere."""
 
 import re
 from html.parser import HTMLParser
@@ -44,7 +44,7 @@ def policy(answer):
     return {name: value.split() for name, value in rules}
 
 
-# -- to whom -----------------------------------------------------------------------------------------------------------
+# -- readers -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -127,6 +127,32 @@ def test_however_a_text_is_cut_into_pieces_the_same_comes_of_it(page):
             assert drawn(page, text, cuts) == whole, (text, list(cuts))
 
 
+def test_random_marks_come_out_the_same_however_they_are_cut(page):
+    rng = random.Random(11)
+    marks = [
+        *"*_`~#>-+|[]()!\\:1.\t ",
+        "**",
+        "```",
+        "~~~",
+        "---",
+        "\n",
+        "\n\n",
+        "\n- ",
+        "\n1. ",
+        "\n> ",
+        "    ",
+        "  ",
+        "ab",
+        "é👍",
+    ]
+    marks += ["\n| a |\n|---|\n", "\n```py\n", "https://a.org", "](https://b.org)"]
+    for _ in range(400):
+        text = "".join(rng.choices(marks, k=rng.randint(2, 40)))
+        whole = drawn(page, text)
+        for cuts in (range(1, len(text)), sorted(rng.choices(range(len(text) + 1), k=3))):
+            assert drawn(page, text, cuts) == whole, (text, list(cuts))
+
+
 def test_a_wrong_renderer_is_caught_by_the_cuts(page):
     """One that decides a line's kind by the first piece alone."""
     page.run("globalThis.right = Blocks.prototype.feed")
@@ -235,7 +261,7 @@ def test_text_that_looks_like_html_is_shown_as_it_is(page):
     ids=range(33),
 )  # fmt: skip
 def test_a_long_text_takes_time_in_proportion_to_its_length(page, text):
-    """The page stays usable: some 100 ns per character are usual, and the slowest of these takes some microseconds."""
+    """The slowest of these takes less than a second; a renderer that is quadratic would take minutes."""
     page.run(f"globalThis.text = {json.dumps(text)}, 0")
     began = time.monotonic()
     shown = page.run("drawn(text).textContent.length > 0")

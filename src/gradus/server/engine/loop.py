@@ -323,6 +323,7 @@ class EngineLoop:
             return
         try:
             self._post(watching.look(now))
+            watching.shown(now, time.monotonic() - now)
         except Exception:
             log.exception("the engine could not be looked at, and is watched no longer")
             self._watch(on=False)

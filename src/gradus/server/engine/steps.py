@@ -71,6 +71,7 @@ class StepRecorder:
         scheduler = self._scheduler
         if "schedule" in vars(scheduler):
             raise ValueError("this engine is being recorded already")
+        self._counts_drafts = hasattr(scheduler, "drafted")
         self._schedule, self._commit, self._cancel = scheduler.schedule, scheduler.commit, scheduler.cancel
         self._launch = self._runner.run
         vars(scheduler).update(schedule=self._scheduled, commit=self._committed, cancel=self._cancelled)
@@ -108,7 +109,7 @@ class StepRecorder:
         return result
 
     def _committed(self, plan: Plan, result: Any) -> Sequence[Output]:
-        drafted, accepted = _drafts_counted(self._scheduler)
+        before = self._drafts_counted()
         outputs: Sequence[Output] = self._commit(plan, result)
         end = microseconds()
         ended = self._note_endings(outputs, end)
@@ -121,12 +122,13 @@ class StepRecorder:
         _, (began, planned, launched, preempted) = self._under_way.popleft()
         device = max(planned, self._ready)
         self._ready = result.ready
-        drafts = self._drafts(plan, result.sampled)
-        if drafts == (0, 0):
-            now = _drafts_counted(self._scheduler)
-            drafts = now[0] - drafted, now[1] - accepted
-        prefill = sum([len(span.tokens) for span in plan.spans if not _decodes(span)])
-        decode = len(plan.decodes.slots) + sum([_decodes(span) for span in plan.spans])
+        drafted, accepted = self._drafts(plan, result.sampled)
+        now = self._drafts_counted()
+        drafts = drafted + now[0] - before[0], accepted + now[1] - before[1]
+        prefill, decode = 0, len(plan.decodes.slots)
+        if plan.spans:
+            prefill = sum([len(span.tokens) for span in plan.spans if not _decodes(span)])
+            decode += sum([_decodes(span) for span in plan.spans])
         counts = result.rows, plan.size, prefill, decode, *drafts, preempted, len(plan.admissions), ended
         times = began, planned, launched, device, result.ready, end
         self._steps.append((self._number, *times, *counts, self._scheduler.waiting_count))
@@ -143,6 +145,10 @@ class StepRecorder:
         for slot, more in zip(plan.decodes.slots.tolist(), gained.tolist(), strict=True):
             self.accepted[slot] = self.accepted.get(slot, 0) + more
         return drafted, int(gained.sum())
+
+    def _drafts_counted(self) -> tuple[int, int]:
+        """Return the drafts that a scheduler of the course has counted: verified, accepted."""
+        return (self._scheduler.drafted, self._scheduler.accepted) if self._counts_drafts else (0, 0)
 
     def _cancelled(self, *args: Any, **kwargs: Any) -> Sequence[Output]:
         outputs: Sequence[Output] = self._cancel(*args, **kwargs)
@@ -164,11 +170,6 @@ def _decodes(span: Any) -> bool:
     """Whether a span outside the columns continues an answer. (A phase without a cache computes the whole of it
     again, from position 0.)"""
     return span.sequence is not None and span.start >= len(span.sequence.request.prompt)
-
-
-def _drafts_counted(scheduler: Any) -> tuple[int, int]:
-    """Return the drafts that a scheduler of the course has counted: verified, accepted."""
-    return getattr(scheduler, "drafted", 0), getattr(scheduler, "accepted", 0)
 
 
 def packed_rows(rows: Sequence[tuple[int, ...]] | deque[Any]) -> bytes:

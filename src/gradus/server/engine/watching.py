@@ -8,7 +8,6 @@ An engine shows what it has. A phase without pages has a batch, a queue and step
 with a prefix index also has `tree` or, read faster, `largest_nodes`. The final engine's scheduler knows `progress`.
 """
 
-import time
 from array import array
 from collections.abc import Iterable
 from itertools import islice
@@ -53,8 +52,7 @@ class Watching:
         return max(0.0, self._next - now)
 
     def look(self, now: float) -> Watched:
-        """Look at the engine now."""
-        began = time.perf_counter()
+        """Look at the engine now. now: as `time.monotonic`."""
         found = Watched(microseconds(), waiting=self._core.waiting_count)
         if self._steps is not None:
             found.steps, found.events = self._steps.take()
@@ -65,9 +63,11 @@ class Watching:
         if now >= self._next_tree:
             self._add_tree(found)
             self._next_tree = now + TREE_INTERVAL_S
-        took = time.perf_counter() - began
-        self._next = now + max(INTERVAL_S, took / SHARE)
         return found
+
+    def shown(self, now: float, seconds: float) -> None:
+        """Wait with the next look until those that took `seconds`, with posting, are at most SHARE of the time."""
+        self._next = now + max(INTERVAL_S, seconds / SHARE)
 
     # -- the batch and the queue ---------------------------------------------------------------------------------------
 

@@ -267,7 +267,10 @@ def methods_of(app: FastAPI, path: str) -> str:
 
 
 class Heads:
-    """Answers HEAD as GET: the connection, which sees the real method, leaves the body out."""
+    """Answers HEAD as GET: the connection, which sees the real method, leaves the body out.
+
+    An answer without an end looks for "gradus.head" in its scope, and ends after its headers.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -276,7 +279,7 @@ class Heads:
         if scope.get("method") != "HEAD":
             await self.app(scope, receive, send)
             return
-        asked = {**scope, "method": "GET"}
+        asked = {**scope, "method": "GET", "gradus.head": True}
         try:
             await self.app(asked, receive, send)
         finally:

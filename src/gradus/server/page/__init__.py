@@ -1,4 +1,4 @@
-"""The page at `/`: a chat with the served models beside the live X-ray, in one HTML document that loads nothing else.
+"""The page at `/`: a chat with the served models and the live X-ray, in one HTML document that loads nothing else.
 
 It is plain JavaScript, without a build step or a library. The browser alone keeps conversations. Read in this order:
 

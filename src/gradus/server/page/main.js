@@ -36,8 +36,11 @@ const chat = {
   },
 
   welcome() {
-    const what = server.model === null ? "" : isRaw() ? `${server.model.id} has no chat template: it continues what you write.` : `${server.model.id} answers.`;
-    return make("p", { class: "welcome quiet" }, what || "Write a message below.");
+    const { model } = server;
+    if (model === null) return make("p", { class: "welcome quiet" }, "Write a message below.");
+    const does = isRaw() ? `${model.id} has no chat template: it continues what you write.` : `Chat with ${model.id}.`;
+    const room = model.max_model_len ? ` Its context has room for ${count(model.max_model_len, "token")}.` : "";
+    return make("p", { class: "welcome quiet" }, does + room);
   },
 
   add(message) {
@@ -162,6 +165,7 @@ const chat = {
     clearInterval(saving);
     if (this.running.get(conversation.id) === answer) this.running.delete(conversation.id);
     if (this.store.all.has(conversation.id)) this.save(conversation);
+    if (server.models.length > 1) server.readModels(); // the request may have loaded one
     if (answer.view) announce(message.error ? "The answer failed" : message.finish === "stopped" ? "Stopped" : "Answered", false);
     this.busy();
   },
@@ -316,6 +320,7 @@ keyDialog.start(() => {
 });
 chat.start();
 view.start();
+if (matchMedia("(hover: hover)").matches) byId("text").focus(); // elsewhere a keyboard would cover the page
 server.start(() => {
   form.suit(server.model);
   byId("text").placeholder = isRaw() ? "Text to continue" : "Message";

@@ -50,8 +50,7 @@ const server = {
     const select = byId("model"), chosen = select.value, before = this.known;
     this.models = models;
     this.known = JSON.stringify(models.map(({ id, chat }) => [id, chat]));
-    const state = (model) => model.status ?? model.state;
-    select.replaceChildren(...models.map((model) => make("option", { value: model.id }, state(model) && state(model) !== "ready" ? `${model.id} (${state(model)})` : model.id)));
+    select.replaceChildren(...models.map(({ id, state }) => make("option", { value: id }, state && state !== "ready" ? `${id} (${state})` : id)));
     if (models.some(({ id }) => id === chosen)) select.value = chosen;
     select.disabled = models.length === 0;
     if (this.known !== before) this.changed();
