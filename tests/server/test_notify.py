@@ -115,7 +115,7 @@ def client(state="ready", reason="", active=0):
 def test_only_a_change_is_reported():
     manager = Heard()
     for active in (1, 1, 3):
-        manager.look(client(active=active), now=0.0)
+        manager.look([client(active=active)], now=0.0)
     running = [line for line in manager.heard if line.startswith("STATUS=")]
     assert running == ["STATUS=serving m: 1 running, 2 waiting", "STATUS=serving m: 3 running, 2 waiting"]
 
@@ -123,26 +123,28 @@ def test_only_a_change_is_reported():
 def test_progress_extends_a_start_and_nothing_extends_a_server_that_has_started():
     manager = Heard()
     for reason in ("weights 1 of 9 GB", "weights 1 of 9 GB", "weights 2 of\n9 GB"):
-        manager.look(client("loading", reason), now=0.0)
+        manager.look([client("loading", reason)], now=0.0)
     assert manager.heard.count("EXTEND_TIMEOUT_USEC=900000000") == 2
     assert "STATUS=weights 2 of 9 GB" in manager.heard  # one line: a second would be a message of its own
     manager.ready()
     manager.heard.clear()
-    manager.look(client("restarting", "another engine is started in 2 s"), now=1.0)
+    manager.look([client("restarting", "another engine is started in 2 s")], now=1.0)
     assert manager.heard == ["STATUS=another engine is started in 2 s"]
 
 
 def test_signs_of_life_come_at_half_the_interval_and_not_from_a_failed_engine():
     manager = Heard(watchdog_s=10.0)
     for now in (100.0, 104.0, 105.0, 109.9, 110.0):
-        manager.look(client(), now)
+        manager.look([client()], now)
     assert manager.heard.count("WATCHDOG=1") == 3
-    manager.look(client("failed", "too often"), now=200.0)
+    manager.look([client("failed", "too often")], now=200.0)
     assert manager.heard.count("WATCHDOG=1") == 3
+    manager.look([client("failed"), client()], now=300.0)  # another model is served
+    assert manager.heard.count("WATCHDOG=1") == 4
     for alive in ("loading", "stalled", "restarting", "draining"):
-        manager.look(client(alive), now=200.0)
         manager._beaten = 0.0
-    assert manager.heard.count("WATCHDOG=1") == 7
+        manager.look([client(alive)], now=200.0)
+    assert manager.heard.count("WATCHDOG=1") == 8
 
 
 def test_the_environment_says_whom_to_notify():

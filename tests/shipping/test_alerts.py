@@ -6,6 +6,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.server.conftest import eventually, running
+from tests.server.scripted import KILL
+from tests.shipping.conftest import scraped
 from tests.shipping.promql import Aggregate, Recording, Selector, duration, nodes, read
 
 ROOT = Path(__file__).parents[2]
@@ -29,6 +32,14 @@ def test_an_alert_says_how_bad_it_is_and_what_to_do(alert):
     assert rule["annotations"]["runbook_url"] == f"docs/operations.md#{alert.lower()}"
     # an alert without `for` looks back over a range itself
     assert "for" in rule or any(getattr(node, "range_s", None) for node in nodes(read(rule["expr"])))
+
+
+def test_the_page_for_operators_has_a_section_per_alert():
+    page = ROOT / "docs" / "operations.md"
+    if not page.exists():
+        pytest.skip("the page is not written yet")
+    sections = re.findall(r"(?m)^#+ (\w+)$", page.read_text(encoding="utf-8"))
+    assert ALERTS.keys() <= {*sections}
 
 
 def test_no_alert_is_there_twice():
@@ -167,6 +178,32 @@ def test_a_summary_names_only_labels_that_its_result_has(alert, scrapes):
     result = recorded(scrapes, FAULTS[alert]).evaluate(read(ALERTS[alert]["expr"]), LENGTH_S)
     named = set(re.findall(r"\$labels\.(\w+)", ALERTS[alert]["annotations"]["summary"]))
     assert result and all(named <= dict(labels).keys() for labels in result)
+
+
+def test_alerts_on_faults_of_the_engine_move_with_a_real_engine():
+    """Between two scrapes, it is killed, another one fails a request, and more requests arrive than may wait."""
+    with running("DeadlyCore(slots=1, step_s=0.01, poison=13)", max_waiting=1) as server:
+        before = scraped(server)
+        assert server.generate(prompt=[KILL], max_tokens=3).status_code == 503
+        assert eventually(lambda: server.health() == 200, 20)
+        assert server.generate(prompt=[13], max_tokens=3).status_code == 500
+        leaving = [server.send(b'{"prompt": "a", "max_tokens": 4000, "stream": true}')]
+        assert eventually(lambda: server.stats()["active"] == 1)
+        leaving.append(server.send(b'{"prompt": "a", "max_tokens": 4000, "stream": true}'))
+        assert eventually(lambda: server.stats()["waiting"] == 1)
+        assert server.generate(prompt="a", max_tokens=3).status_code == 503
+        after = scraped(server)
+        for connection in leaving:
+            server.leave(connection, reset=True)
+
+    def grown(name, **labels):
+        found = [key for key in after if key[0] == f"gradus_{name}_total" and labels.items() <= dict(key[1]).items()]
+        return sum(after[key] - before.get(key, 0) for key in found)
+
+    assert grown("engine_restarts") == grown("rejected_requests") == 1
+    assert grown("samples_finished", finish_reason="error") == 2  # the one that was killed, and the one that failed
+    assert grown("key_requests", route="/generate", status="500") == 1
+    assert grown("key_requests", route="/generate", status="503") == 2
 
 
 # -- the evaluation itself ---------------------------------------------------------------------------------------------

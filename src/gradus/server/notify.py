@@ -9,7 +9,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from gradus.server.client import EngineClient
@@ -58,25 +58,25 @@ class Manager:
     def stopping(self) -> None:
         self.send("STOPPING=1")
 
-    async def follow(self, client: EngineClient) -> None:
-        """Report the server's state whenever it changes, and signs of life, until cancelled."""
+    async def follow(self, clients: Sequence[EngineClient]) -> None:
+        """Report the state of the server's models whenever it changes, and signs of life, until cancelled."""
         while True:
-            self.look(client, time.monotonic())
+            self.look(clients, time.monotonic())
             await asyncio.sleep(min(LOOK_S, self._beat_s / 2) if self._beat_s else LOOK_S)
 
-    def look(self, client: EngineClient, now: float) -> None:
+    def look(self, clients: Sequence[EngineClient], now: float) -> None:
         """Report what has changed. now: seconds of a clock.
 
-        While the model loads, progress extends the time allowed for the start. A failed engine is no sign of life, so
-        that the watchdog starts the server again even with --on-failure retry.
+        While a model loads, progress extends the time allowed for the start. A server of which every engine has failed
+        gives no sign of life, so that the watchdog starts it again even with --on-failure retry.
         """
         lines = []
-        if (status := status_of(client)) != self._status:
+        if (status := "; ".join(map(status_of, clients))) != self._status:
             self._status = status
             lines.append(f"STATUS={status}")
             if not self._started:
                 lines.append(f"EXTEND_TIMEOUT_USEC={EXTENSION_S * 1_000_000}")
-        if self._beat_s and now - self._beaten >= self._beat_s and client.state != "failed":
+        if self._beat_s and now - self._beaten >= self._beat_s and any(each.state != "failed" for each in clients):
             self._beaten = now
             lines.append("WATCHDOG=1")
         if lines:
@@ -92,6 +92,6 @@ def watchdog_s(environment: Mapping[str, str]) -> float:
 
 
 def status_of(client: EngineClient) -> str:
-    """Say in one line what the server does, for `systemctl status`."""
+    """Say in one line what a model does, for `systemctl status`."""
     text = f"serving {client.model}: {client.metrics.active} running, {client.waiting} waiting"
     return " ".join((text if client.state == "ready" else client.reason).split())

@@ -131,7 +131,7 @@ class Server(uvicorn.Server):
         if self.started:
             self._announcing = self.loop.create_task(self._announce(*self.address))
             if self._manager is not None:
-                self._following = self.loop.create_task(self._manager.follow(self.client))
+                self._following = self.loop.create_task(self._manager.follow([self.client]))
 
     async def _announce(self, host: str, port: int) -> None:
         """Print how to reach the server once the model is loaded; a server that is closing may listen no longer. Leave
