@@ -197,7 +197,7 @@ def test_the_workflow_builds_both_images_and_checks_them():
 
 
 def test_the_server_can_be_the_first_process():
-    """Of a process namespace, as of a container: it ends its engine's process, leaves no zombie, and drains."""
+    """In a process namespace of its own, as in a container, it reaps its engine's process and drains."""
     alone = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
     if shutil.which("unshare") is None or subprocess.run([*alone, "true"], capture_output=True).returncode:
         pytest.skip("no process namespace can be made here")

@@ -67,7 +67,7 @@ class Manager:
     def look(self, clients: Sequence[EngineClient], now: float) -> None:
         """Report what has changed. now: seconds of a clock.
 
-        While a model loads, progress extends the time allowed for the start. A server of which every engine has failed
+        While a model loads, progress extends the time allowed for the start. Once all engines have failed, the server
         gives no sign of life, so that the watchdog starts it again even with --on-failure retry.
         """
         lines = []
