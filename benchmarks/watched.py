@@ -1,4 +1,4 @@
-"""What watching costs: one server under load, in turns with nobody at GET /xray and with a watcher there.
+"""Measure the cost of a watcher: one server under load, in turns without a client at GET /xray and with one.
 
     PYTHONPATH=src:. python3 benchmarks/watched.py --shape qwen3-0.6b --tokenizer qwen2.5-coder-0.5b \
         --out "$OUT"/watched.json
@@ -54,7 +54,7 @@ PROMPT, OUTPUT = 64, 128
 
 @dataclass(frozen=True)
 class Seen:
-    """What a watcher got in so many seconds."""
+    """Events and bytes that a watcher received in `seconds`."""
 
     events: int
     bytes: int
@@ -125,7 +125,7 @@ def measure(model: Path, load: Load, options: argparse.Namespace, made: dict[str
 
 
 def table(samples: Mapping[str, Sequence[dict[str, Any]]]) -> str:
-    """Format the rates of both sides, the share that is kept, and what the watcher got."""
+    """Format the rates of both sides, the share that is kept, and the watcher's events."""
     pairs = zip(*(values(list(samples[side]), TOKENS) for side in SIDES), strict=True)
     kept = median(watched / alone for alone, watched in pairs)
     lines = []

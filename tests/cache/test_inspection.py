@@ -1,4 +1,4 @@
-"""What watchers see of pages and of the prefix tree: states as the pool has them, changes that add up, sizes."""
+"""Pages and the prefix tree as watchers see them: states as the pool has them, changes that add up, sizes."""
 
 import time
 from itertools import pairwise

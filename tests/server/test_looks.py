@@ -116,7 +116,7 @@ def test_what_grows_with_clients_is_bounded():
     assert look.waiting == 296 and len(look.queue) == MOST_QUEUED * 3 * 8 and len(look.handles) == 4 * 8
     nodes = looped.simulation.engine.scheduler.cache.largest_nodes(MOST_NODES)
     assert nodes is None or len(nodes) <= MOST_NODES
-    looped.turn(2000)  # nobody looks for so long
+    looped.turn(2000)  # without a look
     looped.look_each_turn(1)
     assert len(looped.looks[-1].steps) <= KEPT_STEPS * len(STEP) * 8
 

@@ -44,7 +44,7 @@ class Compiles(Protocol):
 
 
 class Parts(Protocol):
-    """What a watcher looks at between two steps: an engine's scheduler, with its cache, and its runner."""
+    """The parts that a watcher looks at between two steps: an engine's scheduler, with its cache, and its runner."""
 
     scheduler: Any
     runner: Any

@@ -18,7 +18,7 @@ the course runs on a thread, behind the same messages.) Read in this order:
     metrics/           measurements of requests, and /metrics
     encoding.py        slow work on texts: turns by key, bounds
     supervisor.py      the engine's life: progress, failures, another start
-    xray/              the live X-ray: what the engine does, for those who watch
+    xray/              the live X-ray: the engine's state, for clients that watch
     client.py          the front end's side: queue, text, cancellation, drain
     api/               the protocols: a body becomes requests, their results become an answer
     page/              the page at /: a chat, for browsers

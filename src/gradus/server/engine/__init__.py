@@ -2,8 +2,8 @@
 
 messages.py        messages between the two sides: commands, reports, failures
 compiling.py       new constraints, compiled before their requests enter the engine
-steps.py           what each step of a watched engine did
-watching.py        what a watched engine shows
+steps.py           records the steps of a watched engine
+watching.py        looks at its pages, batch, queue and prefix tree
 loop.py            the loop that owns the engine: take commands, step, report
 thread.py          that loop on a thread, for the phases of the course
 wire.py            messages as bytes, and the private socket that carries them

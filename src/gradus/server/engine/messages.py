@@ -329,7 +329,7 @@ that the model computed, sequences, tokens of prompts, tokens of decodes, drafts
 were preempted, admitted and ended, and samples that waited."""
 
 EVENT = ("time", "kind", "handle")
-"""What happened to a sample, at a time in microseconds of `time.monotonic`. kind: an index of EVENTS."""
+"""A change of a sample, at a time in microseconds of `time.monotonic`. kind: an index of EVENTS."""
 
 EVENTS = ("admitted", "ended")
 """A sample that was preempted is admitted again."""

@@ -1,4 +1,4 @@
-"""What each step of a watched engine did, and how long its parts took.
+"""Records the steps of a watched engine: their work, and the times of their parts.
 
 The recorder wraps the methods that plan, run and commit a step, and `stop` takes the wrappers off: an engine that is
 not watched runs nothing of this.

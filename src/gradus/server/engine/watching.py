@@ -1,10 +1,10 @@
-"""What a watched engine shows: its pages, its batch, its queue, its prefix tree and its newest steps.
+"""Looks at a watched engine: its pages, its batch, its queue, its prefix tree and its newest steps.
 
 The loop asks between two steps, at most ten times per second, and only while somebody watches. Looking takes time that
 the engine would spend on steps, so the next look waits until it is at most SHARE of the time: a large batch on a large
 pool is shown less often. Whatever grows with clients is bounded: the queue by MOST_QUEUED, the tree by MOST_NODES.
 
-An engine shows what it has. A phase without pages has a batch, a queue and steps; a cache with pages has a `pool`; one
+Engines differ. A phase without pages has a batch, a queue and steps; a cache with pages has a `pool`; one
 with a prefix index also has `tree` or, read faster, `largest_nodes`. The final engine's scheduler knows `progress`.
 """
 

@@ -84,11 +84,11 @@ class Picture:
         return [*step[:1], *(time - self.began for time in step[STEP_TIMES]), *step[STEP_TIMES.stop :]]
 
     def change(self) -> dict[str, Any]:
-        """What the newest message has changed."""
+        """Return the fields that the newest message has changed."""
         return self._now() | self._change
 
     def whole(self) -> dict[str, Any]:
-        """All that there is to show."""
+        """Return all fields."""
         found = self._now() | {"steps": list(map(self._shown, self.steps)), "tree": self.tree}
         return found | {"pages": self._all_pages()} if len(self.pages) else found
 

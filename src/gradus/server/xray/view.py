@@ -9,7 +9,7 @@ from importlib.resources import files
 SHARED_SCRIPT, SHARED_STYLE = "shared.js", "shared.css"
 SCRIPTS = (SHARED_SCRIPT, "live.js")
 STYLES = (SHARED_STYLE, "live.css")
-"""In the order in which a page joins them."""
+"""A page joins them in this order."""
 
 
 def resource(name: str) -> str:

@@ -1,10 +1,10 @@
-"""Who watches, and what each watcher gets.
+"""The clients that watch an engine, and their events.
 
-The engine's messages arrive at most ten times per second. Each becomes one event for everybody, encoded once, except
-for the names of requests, which are encoded once for every key that watches. A watcher that does not keep up skips
+The engine's messages arrive at most ten times per second. Each becomes one event, encoded once for all
+watchers; the names of requests are added once for every key that watches. A watcher that does not keep up skips
 events, and then gets the whole picture again: nothing piles up for it.
 
-While nobody watches, the engine is told so, and nothing of this runs. All on the event loop.
+When the last watcher leaves, the engine stops looking at itself. All of this runs on the event loop.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ MOST_WATCHERS = 16
 MOST_OF_A_KEY = 4
 MOST_KNOWN = 8192
 HEARTBEAT_S = 1.0  # between two events, if the engine has nothing to show
-AGAIN_S = 5  # when a watcher for whom there is no room may ask again
+AGAIN_S = 5  # until a client that found no room may ask again
 
 
 _json = msgspec.json.Encoder().encode
@@ -73,16 +73,16 @@ class Engine(Protocol):
         """Return a sample's owner; None for one that has left."""
 
     def described(self) -> dict[str, Any]:
-        """What the engine is: for the first event."""
+        """Describe the engine, for the first event."""
 
     def numbers(self) -> dict[str, Any]:
         """Counts and rates to show."""
 
 
 class Watcher:
-    """One who watches. key: of whose requests it may see the names.
+    """A client that watches. key: it may see the names of this key's requests. skipped: events that it missed.
 
-    Iterate over its events. An event is taken when the one before has been written.
+    Take an event when the one before has been written.
     """
 
     def __init__(self, watchers: "Watchers", key: str) -> None:
@@ -127,7 +127,7 @@ class Watcher:
 
 
 class Watchers:
-    """All who watch one engine."""
+    """All watchers of one engine."""
 
     def __init__(self, engine: Engine) -> None:
         self.closed = False
@@ -192,7 +192,7 @@ class Watchers:
         self._picture, self._whole, self._known = Picture(), None, {}
 
     def _catch_up(self) -> None:
-        """Give everybody the whole picture: there is no change that leads from the last event to it."""
+        """Give every watcher the whole picture: no change leads from the last event to it."""
         for watcher in self._watchers:
             watcher._behind, watcher._next = True, None
             watcher.wake()
@@ -284,5 +284,5 @@ def named(owners: tuple[Sequence[Owner | None], Sequence[Owner | None]], key: st
 
 
 def _joined(shared: bytes, own: dict[str, dict[int, str]]) -> bytes:
-    """Add a key's own part to what everybody gets: one JSON object."""
+    """Add a key's own part to the shared one: one JSON object."""
     return shared[:-1] + b',"own":' + encode(own) + b"}"

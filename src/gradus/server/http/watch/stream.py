@@ -22,7 +22,7 @@ def watching(watchers: Watchers, key: str) -> Iterator[Watcher]:
 
 
 class WatchStream(Response):
-    """The answer to one who watches until it leaves, or the server ends. timeout: seconds to read an event."""
+    """The answer to a client that watches, until it leaves or the server ends. timeout: seconds to read an event."""
 
     media_type = "text/event-stream"
 
