@@ -123,10 +123,13 @@ def test_settings_reach_the_request_and_the_curl_command(browser, server):
         assert command.startswith(f"curl -sN '{server.url}/v1/chat/completions'") and "it'\\''s" in command
         done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=20)
         assert done.stdout.endswith("data: [DONE]\n\n") and server.engine.requests[-1].params.seed == 3
+        tab.click("#curl-row [data-close]")
+        tab.write("#top_p", "0.9")
+        tab.run("document.activeElement.blur()")
         tab.reload()
         tab.wait(READY)
         assert tab.run("document.querySelector('#system').value") == "Be brief."
-        assert "temperature 0,5 · top_k 40 · max_tokens 7 · seed 3" in tab.text("#set")
+        assert "temperature 0,5 · top_p 0.9 · top_k 40 · max_tokens 7 · seed 3" in tab.text("#set")
 
 
 WRONG = {
