@@ -37,11 +37,13 @@ def microseconds() -> int:
     return time.monotonic_ns() // 1000
 
 
-class Watched:
-    """A step's result under way, and when it arrived."""
+class UnderWay:
+    """A step's result under way. planned: when its planning began and ended, in microseconds, and how many sequences it
+    preempted. launched, ready: when its launch ended, and when it arrived."""
 
-    def __init__(self, result: Any) -> None:
+    def __init__(self, result: Any, planned: tuple[int, int, int]) -> None:
         self._result = result
+        self.planned, self.launched = planned, microseconds()
         self.rows: int = result.rows
         self.sampled: Sampled | None = None
         self.ready = 0
@@ -65,7 +67,6 @@ class StepRecorder:
         self._handle_of = handle_of
         self._steps: deque[tuple[int, ...]] = deque(maxlen=KEPT_STEPS)
         self._events: deque[tuple[int, int, int]] = deque(maxlen=KEPT_EVENTS)
-        self._under_way: deque[tuple[Plan, tuple[int, ...]]] = deque()  # as `_scheduled` and `_run` know it
         self._planned = (0, 0, 0)  # of the newest plan: when it began and ended, and sequences preempted
         self._number = self._ready = 0
         scheduler = self._scheduler
@@ -99,13 +100,11 @@ class StepRecorder:
             self._planned = began, microseconds(), self._scheduler.preemptions - before
         return plan
 
-    def _run(self, plan: Plan) -> Watched:
-        result = Watched(self._launch(plan))
-        began, planned, preempted = self._planned
+    def _run(self, plan: Plan) -> UnderWay:
+        result = UnderWay(self._launch(plan), self._planned)
         for admission in plan.admissions:
             self.accepted[admission.slot] = 0
-            self._note(began, ADMITTED, admission.request.id, admission.index)
-        self._under_way.append((plan, (began, planned, microseconds(), preempted)))
+            self._note(self._planned[0], ADMITTED, admission.request.id, admission.index)
         return result
 
     def _committed(self, plan: Plan, result: Any) -> Sequence[Output]:
@@ -113,13 +112,9 @@ class StepRecorder:
         outputs: Sequence[Output] = self._commit(plan, result)
         end = microseconds()
         ended = self._note_endings(outputs, end)
-        if all(known is not plan for known, _ in self._under_way):
-            return outputs  # it was launched before the recording began; those under way come later
-        while self._under_way[0][0] is not plan:
-            self._under_way.popleft()  # a plan without a commit
-        if not isinstance(result, Watched) or result.sampled is None:
-            return outputs
-        _, (began, planned, launched, preempted) = self._under_way.popleft()
+        if not isinstance(result, UnderWay) or result.sampled is None:
+            return outputs  # it was launched before the recording began
+        began, planned, preempted = result.planned
         device = max(planned, self._ready)
         self._ready = result.ready
         drafted, accepted = self._drafts(plan, result.sampled)
@@ -130,7 +125,7 @@ class StepRecorder:
             prefill = sum([len(span.tokens) for span in plan.spans if not _decodes(span)])
             decode += sum([_decodes(span) for span in plan.spans])
         counts = result.rows, plan.size, prefill, decode, *drafts, preempted, len(plan.admissions), ended
-        times = began, planned, launched, device, result.ready, end
+        times = began, planned, result.launched, device, result.ready, end
         self._steps.append((self._number, *times, *counts, self._scheduler.waiting_count))
         self._number += 1
         return outputs
