@@ -123,10 +123,13 @@ def test_settings_reach_the_request_and_the_curl_command(browser, server):
         assert command.startswith(f"curl -sN '{server.url}/v1/chat/completions'") and "it'\\''s" in command
         done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=20)
         assert done.stdout.endswith("data: [DONE]\n\n") and server.engine.requests[-1].params.seed == 3
+        tab.click("#curl-row [data-close]")
+        tab.write("#top_p", "0.9")
+        tab.run("document.activeElement.blur()")
         tab.reload()
         tab.wait(READY)
         assert tab.run("document.querySelector('#system').value") == "Be brief."
-        assert "temperature 0,5 · top_k 40 · max_tokens 7 · seed 3" in tab.text("#set")
+        assert "temperature 0,5 · top_p 0.9 · top_k 40 · max_tokens 7 · seed 3" in tab.text("#set")
 
 
 WRONG = {
@@ -547,6 +550,40 @@ def test_no_answer_title_or_call_becomes_an_element(browser):
         assert bodies(tab, "assistant") == bodies(tab, "user") == [evil]
         assert tab.run("document.images.length + document.querySelectorAll('main a').length") == 0
         assert tab.run("globalThis.hurt ?? null") is None and tab.text("#conversations .open").startswith("<script>")
+
+
+def test_the_browser_enforces_the_policy(browser, server):
+    with opened(browser, server) as tab:
+        tab.run("""
+        globalThis.broken = [];
+        document.addEventListener("securitypolicyviolation", (event) => broken.push(event.effectiveDirective));
+        const put = (tag, attributes) => {
+          const element = document.createElement(tag);
+          for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+          document.body.append(element);
+        };
+        try { document.body.innerHTML = "<b>parsed</b>"; } catch { /* as it should */ }
+        const script = document.createElement("script");
+        script.append("globalThis.hurt = 1");
+        document.body.append(script);
+        put("p", { style: "color: red" });
+        put("iframe", { src: "/" });
+        put("img", { src: "/picture.png" });
+        put("link", { rel: "stylesheet", href: "/style.css" });
+        fetch("http://127.0.0.1:1/").catch(() => {});
+        """)
+        wanted = [
+            "connect-src",
+            "frame-src",
+            "img-src",
+            "require-trusted-types-for",
+            "style-src-attr",
+            "style-src-elem",
+        ]
+        tab.wait("broken.includes('connect-src') && broken.includes('frame-src') && broken.includes('img-src')")
+        assert sorted(set(tab.run("broken"))) == wanted
+        assert tab.run("globalThis.hurt ?? null") is None and tab.text("b") is None
+        browser.events.clear()  # these errors are wanted
 
 
 def test_a_long_answer_with_code_and_a_table_is_drawn(browser):

@@ -313,7 +313,7 @@ function everywhere() {
 composer();
 list();
 everywhere();
-form.start((settings) => (chat.conversation.settings = settings));
+form.start((settings) => (chat.conversation.settings = settings), () => chat.save(chat.conversation));
 keyDialog.start(() => {
   server.readModels();
   view.watchAgain();

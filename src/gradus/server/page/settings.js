@@ -35,8 +35,10 @@ function toolsOf(settings) {
 }
 
 const form = {
-  start(changed) {
+  // changed: gets the settings at each keystroke. entered: called when a field is left.
+  start(changed, entered) {
     for (const name of [...TEXTS, ...NUMBERS]) {
+      byId(name).addEventListener("change", entered);
       byId(name).addEventListener("input", () => {
         this.check();
         changed(this.read());
