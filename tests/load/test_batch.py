@@ -1,4 +1,4 @@
-"""Batches: each request gets one line, however often a run is interrupted; bad lines are named; no room is waited for."""
+"""Batches: each request gets one line, however often a run is interrupted; bad lines are named; refusals waited for."""
 
 import asyncio
 import json

@@ -113,7 +113,8 @@ class Sending:
             self.progress()
 
     def _answer(self, connection: "_Connection", asked: Asked) -> None:
-        body = asked.body if self.rules.model is None else {"model": self.rules.model} | asked.body
+        named = {"model": self.rules.model} if self.rules.model and asked.path.startswith("/v1/") else {}
+        body = named | asked.body
         content, pause = json.dumps(body).encode(), self.rules.pause
         for attempt in range(1, self.rules.tries + 1):
             try:
