@@ -63,8 +63,11 @@ def scripted(says: Says) -> Iterator[Scripted]:
     """Run a server in a thread within the block."""
     server, loop, ready = Scripted(says), asyncio.new_event_loop(), threading.Event()
 
+    kept: list[asyncio.Server] = []
+
     async def serve() -> None:
         listening = await asyncio.start_server(server.handle, "127.0.0.1", 0)
+        kept.append(listening)
         server.target = Target("127.0.0.1", listening.sockets[0].getsockname()[1])
         ready.set()
 
@@ -72,6 +75,7 @@ def scripted(says: Says) -> Iterator[Scripted]:
         asyncio.set_event_loop(loop)
         loop.create_task(serve())
         loop.run_forever()
+        kept[0].close()
         for task in asyncio.all_tasks(loop):
             task.cancel()
         loop.run_until_complete(asyncio.sleep(0))

@@ -31,7 +31,7 @@ ENGINE = {
 MOST_FILES = 15  # side by side in one folder
 # Rooms whose own rooms import one way: each imports what its page names before it.
 IN_ORDER = {
-    "bench", "cli", "course", "execution", "kernels", "load", "load/asking", "load/jobs",
+    "bench", "cli", "course", "execution", "kernels", "load", "load/asking", "load/batch", "load/jobs",
     "server", "server/api", "server/api/anthropic",
     "server/api/responses", "server/engine", "server/http", "server/metrics", "server/page", "text",
 }  # fmt: skip

@@ -25,6 +25,7 @@ from typer.exceptions import Abort, TyperException
 import gradus
 from gradus.cli import terminal
 from gradus.cli.commands import (
+    batch,
     bench,
     chat,
     course,
@@ -60,6 +61,7 @@ app = typer.Typer(
 FIRST = {
     "generate": layered(*_MODEL, "max_tokens", "temperature", "seed", "n", "stop", "json"),
     "chat": layered(*_MODEL, "context_length", "system", "max_tokens", "temperature", "seed"),
+    "batch": layered("model", "device", "quantize", "base_url", "concurrency"),
     "load": layered(
         "requests", "prompt_tokens", "max_tokens", "request_rate", "max_concurrency", "base_url", "goodput", "find_rate"
     ),
@@ -72,6 +74,7 @@ for command, panel in (
     (chat.chat, "Use a model"),
     (serve.serve, "Use a model"),
     (load.load, "Use a model"),
+    (batch.batch, "Use a model"),
     (models.models, "Get a model"),
     (models.pull, "Get a model"),
     (models.quantize, "Get a model"),

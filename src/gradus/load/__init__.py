@@ -12,6 +12,7 @@ Read in this order. Each part imports only parts above it:
     trials.py          loads on one server: once, for several rates or numbers of users, or in search of a rate
     report.py          the numbers as tables and as JSON
     figure.py          a curve of them
+    batch/             a file of requests, answered to a file
 
 An *open* load sends each request when it is due, however late the server is: what independent users do. A *closed* load
 has a number of users, and each sends its next request when it has an answer: a slow server is asked less often, so its

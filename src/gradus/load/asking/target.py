@@ -5,11 +5,14 @@ import os
 import ssl
 from dataclasses import dataclass, field
 from time import monotonic, sleep
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from gradus.errors import ConfigError
 from gradus.server.addresses import host_alone
+
+if TYPE_CHECKING:
+    from http.client import HTTPConnection
 
 KEY = "GRADUS_API_KEY"
 CONSENT = "--yes-this-server-is-mine"
@@ -59,15 +62,19 @@ class Target:
     def context(self) -> ssl.SSLContext | None:
         return ssl.create_default_context() if self.tls else None
 
+    def connection(self, timeout: float) -> "HTTPConnection":
+        """A connection that is not open yet."""
+        from http.client import HTTPConnection, HTTPSConnection  # help does without them
+
+        if self.tls:
+            return HTTPSConnection(self.host, self.port, timeout=timeout, context=self.context())
+        return HTTPConnection(self.host, self.port, timeout=timeout)
+
     def get(self, path: str) -> tuple[int, bytes]:
         """Ask for a page. Raises ConfigError if nothing answers."""
-        from http.client import HTTPConnection, HTTPException, HTTPSConnection  # help does without them
+        from http.client import HTTPException
 
-        connection = (
-            HTTPSConnection(self.host, self.port, timeout=TIMEOUT_S, context=self.context())
-            if self.tls
-            else HTTPConnection(self.host, self.port, timeout=TIMEOUT_S)
-        )
+        connection = self.connection(TIMEOUT_S)
         try:
             connection.request("GET", path, headers=self.headers)
             response = connection.getresponse()
@@ -83,9 +90,14 @@ class Target:
         found = _parsed(text)
         if status == 200 and found is not None and "state" in found:
             return found
-        if status in (401, 403) and found is not None and isinstance(found.get("error"), dict):
-            raise ConfigError(f"the server refuses: {found['error'].get('message', status)}")
+        self._check_access(status, found)
         return None
+
+    def _check_access(self, status: int, found: dict[str, Any] | None) -> None:
+        """Raise ConfigError with the server's words if it wants another key."""
+        error = (found or {}).get("error")
+        if status in (401, 403):
+            raise ConfigError(f"the server refuses: {error.get('message') if isinstance(error, dict) else status}")
 
     def ready(self, patience: float = 600.0) -> dict[str, Any] | None:
         """A Gradus server's statistics, once its model is loaded; None for any other server."""
@@ -99,9 +111,11 @@ class Target:
     def model(self) -> str:
         """The first model that /v1/models lists. Raises ConfigError if it lists none."""
         status, text = self.get("/v1/models")
-        listed = (_parsed(text) or {}).get("data")
+        found = _parsed(text)
+        self._check_access(status, found)
+        listed = (found or {}).get("data")
         if status != 200 or not isinstance(listed, list) or not listed or not isinstance(listed[0], dict):
-            raise ConfigError(f"{self} answers GET /v1/models with status {status} and no list: name one by --model")
+            raise ConfigError(f"{self} lists no models: GET /v1/models answers with status {status}")
         return str(listed[0].get("id"))
 
     def __str__(self) -> str:
