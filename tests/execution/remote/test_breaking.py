@@ -291,8 +291,9 @@ def test_pages_that_an_engine_has_used_are_wiped_for_the_next(tmp_path):
     )
     for _ in range(2):
         serves(listener)
-    connected(listener.path)  # it greets once the one before is forgotten
+    third = connected(listener.path)  # it is greeted once the one before is forgotten
     assert wiped == [[7], [7]]
+    third.stream.close()
     listener.close()
 
 
