@@ -1,10 +1,9 @@
-"""What a runner in another process costs per step, without a model: packing, two sends, checks, unpacking.
+"""Measure the cost of a runner in another process per step, without a model: packing, sending, checks, unpacking.
 
     python benchmarks/remote_steps.py [--steps 3000] [--out benchmarks/remote_steps.json]
 
-A step of B decodes, of which one in 16 enters a page, goes to a runner that draws token 0 for each. Measured are the
-time until the result is there, and the processor time that each side spends on it. The same runner called in this
-process is the zero of the scale.
+A step has B decodes, and one in 16 enters a page. The runner draws token 0 for each. The rows have the time until the
+result is there, and the processor time that each side spends on it; the same runner in this process is the baseline.
 """
 
 import argparse
@@ -108,6 +107,15 @@ def rows(steps: int) -> Iterator[dict[str, Any]]:
                 process.kill()
 
 
+def table(found: dict[str, Any]) -> str:
+    """Write the rows of docs/design/remote.md."""
+    lines = ["| decodes | here | there: median | p99 | the engine's part | the runner's |", "|---|---|---|---|---|---|"]
+    for here, there in zip(found["rows"][::2], found["rows"][1::2], strict=True):
+        cells = [here["step_us"], *(there[name] for name in ("step_us", "p99_us", "engine_us", "runner_us"))]
+        lines.append(f"| {here['batch']} | " + " | ".join(f"{cell:.0f} µs" for cell in cells) + " |")
+    return "\n".join(lines)
+
+
 def connected(path: str) -> Any:
     while not Path(path).exists():
         time.sleep(0.05)
@@ -125,7 +133,7 @@ def main() -> None:
     found = {"machine": processor_name(), "python": platform.python_version(), "steps": given.steps}
     found["rows"] = list(rows(given.steps))
     text = json.dumps(found, indent=1) + "\n"
-    print(text)
+    print(table(found))
     if given.out:
         given.out.write_text(text, encoding="utf-8")
 

@@ -375,7 +375,7 @@ def test_an_engine_fails_in_one_line_when_its_runner_breaks_the_protocol(answeri
 @pytest.mark.parametrize(
     ("hello", "line"),
     [
-        (b"", "is gone: it may be serving another engine"),
+        (b"", "is gone: it may be loading its model"),
         (b"HTTP/1.1 400 Bad Request\r\n", "speaks another protocol: .* announces a message of"),
         (frame(FAILED, pack_failed("no room")), "refuses: no room"),
         (frame(HELLO, b"\x80"), "speaks another protocol: this is no greeting of a runner"),

@@ -1,7 +1,7 @@
 """Checks a plan on its arrival: every number in it, against the runner's limits and against the plans before it.
 
-Behind these checks, numbers index tables and memory without another look. So a slot that a plan runs has an owner,
-every position that it stores lies on a page, and every page, slot and token exists. No torch here.
+The runner indexes tables and memory with these numbers, without another look. After a check, every slot that the plan
+runs has an owner, every position lies on a page, and every page, slot and token exists. No torch here.
 """
 
 from collections.abc import Sequence
