@@ -17,14 +17,15 @@ from gradus.errors import ConfigError
 
 THE_RUNNERS = (
     "device", "dtype", "quantize", "page_size", "cache_tokens", "kv_dtype", "activations", "memory_fraction",
-    "speculate", "draft_quantize", "drafts", "tensor_parallel", "pipeline_parallel", "prefix_dir", "prefix_dir_size",
-    "threads",
+    "speculate", "draft_quantize", "drafts", "tensor_parallel", "pipeline_parallel", "threads",
 )  # fmt: skip
 """Settings of the process that runs the model, where that is another one than the engine's."""
 THE_RUNNERS_SWITCHES = ("chunked", "kernels", "graphs")
-THE_ENGINES = ("policy", "step_target", "prefix_dir", "prefix_dir_size", "phase", "impl", "runner")
+THE_ENGINES = ("policy", "step_target", "phase", "impl", "runner")
 """Settings that such a process leaves to the engine."""
 THE_ENGINES_SWITCHES = ("prefix_cache", "overlap")
+NEITHERS = ("prefix_dir", "prefix_dir_size")
+"""Settings of an engine that has the memory in its own process."""
 
 
 @dataclass(frozen=True)
@@ -125,6 +126,8 @@ class Settings:
 
     def _refuse_the_runners(self) -> None:
         """Raise ConfigError for what an engine without a model of its own would ignore."""
+        if self.prefix_dir is not None or self.prefix_dir_size is not None:
+            raise ConfigError("prefix_dir does not work with a runner in another process yet: leave one of them out")
         unset = {one.name: one.default for one in fields(Settings)}
         given = [name for name in THE_RUNNERS if getattr(self, name) != unset[name]]
         given += [f"switch_off {name}" for name in THE_RUNNERS_SWITCHES if name in self.switch_off]
@@ -167,7 +170,7 @@ def capacity(phase: str | None, max_sequences: int) -> int:
 
 def stated(phase: str | None, options: EngineOptions, token_budget: int | None) -> dict[str, Any]:
     """The engine's name, and the final values of the settings that it uses, for `/stats`. Those of a runner in another
-    process are left out, except for the sizes that it has told.
+    process are left out, except for its sizes.
 
     token_budget: the scheduler's, since a phase may choose its own.
     """
@@ -179,7 +182,7 @@ def stated(phase: str | None, options: EngineOptions, token_budget: int | None) 
     elsewhere: tuple[str, ...] = ()
     if isinstance(options, EngineConfig) and options.runner is not None:
         turned_out["page_size"] = options.page_size
-        elsewhere = (*THE_RUNNERS, *THE_RUNNERS_SWITCHES)
+        elsewhere = (*THE_RUNNERS, *THE_RUNNERS_SWITCHES, *NEITHERS)
     names = [name for name in SETTINGS if name in heeded(phase) and (name in turned_out or name not in elsewhere)]
     values = {name: turned_out[name] if name in turned_out else getattr(options, name) for name in names}
     if isinstance(options, EngineConfig):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import gradus
 from gradus.config.options import NGRAM, EngineConfig
-from gradus.config.settings import THE_ENGINES, THE_ENGINES_SWITCHES, Settings
+from gradus.config.settings import NEITHERS, THE_ENGINES, THE_ENGINES_SWITCHES, Settings
 from gradus.engine.core import Compiler
 from gradus.engine.plan import Result
 from gradus.engine.structured import Structured
@@ -37,6 +37,8 @@ def check(settings: Settings) -> None:
     given += [f"switch_off {name}" for name in THE_ENGINES_SWITCHES if name in settings.switch_off]
     if given:
         raise ConfigError(f"{given[0]} does nothing in a runner: give it to the engine, or leave it out")
+    if any(getattr(settings, name) is not None for name in NEITHERS):
+        raise ConfigError("prefix_dir does not work in a runner yet: leave it out")
     if max(settings.tensor_parallel or 1, settings.pipeline_parallel or 1) > 1:
         raise ConfigError("tensor_parallel and pipeline_parallel do not work in a runner yet: leave them out")
     if settings.speculate not in (None, NGRAM):

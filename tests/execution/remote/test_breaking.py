@@ -291,8 +291,9 @@ def test_pages_that_an_engine_has_used_are_wiped_for_the_next(tmp_path):
     )
     for _ in range(2):
         serves(listener)
-    connected(listener.path)  # it greets once the one before is forgotten
+    third = connected(listener.path)  # it is greeted once the one before is forgotten
     assert wiped == [[7], [7]]
+    third.stream.close()
     listener.close()
 
 
@@ -374,7 +375,7 @@ def test_an_engine_fails_in_one_line_when_its_runner_breaks_the_protocol(answeri
 @pytest.mark.parametrize(
     ("hello", "line"),
     [
-        (b"", "is gone: it may be serving another engine"),
+        (b"", "is gone: it may be loading its model"),
         (b"HTTP/1.1 400 Bad Request\r\n", "speaks another protocol: .* announces a message of"),
         (frame(FAILED, pack_failed("no room")), "refuses: no room"),
         (frame(HELLO, b"\x80"), "speaks another protocol: this is no greeting of a runner"),

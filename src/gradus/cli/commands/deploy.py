@@ -8,7 +8,7 @@ from typer import Option
 
 from gradus import extras
 from gradus.cli import options, terminal
-from gradus.config.settings import THE_ENGINES, Settings
+from gradus.config.settings import NEITHERS, THE_ENGINES, Settings
 from gradus.server.config import ServerConfig
 
 deploy = typer.Typer(help="Serve a model with several replicas, or run it for another process.", no_args_is_help=True)
@@ -66,7 +66,7 @@ def ray(
 
 
 @deploy.command("runner")
-@options.settings_of(without=THE_ENGINES)
+@options.settings_of(without=(*THE_ENGINES, *NEITHERS))
 def runner(
     socket: Annotated[Path, Option(help="The Unix socket to listen at; only this user may connect.")],
     **given: Any,

@@ -48,7 +48,7 @@ Windows = Annotated[tuple[Positive | None, ...], msgspec.Meta(min_length=1, max_
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True):
-    """What a runner says first. Counts are whole numbers below 2**31.
+    """The greeting of a runner. Counts are whole numbers below 2**31.
 
     protocol, plans: the versions of frames and of packed plans. program: for people, as are device, dtype ("bfloat16")
     and weight_bytes (of the model in the runner's memory). model: a fingerprint of the weights, "" if the runner has

@@ -1,7 +1,7 @@
 """Checks a plan on its arrival: every number in it, against the runner's limits and against the plans before it.
 
-Behind these checks, numbers index tables and memory without another look. So a slot that a plan runs has an owner,
-every position that it stores lies on a page, and every page, slot and token exists. No torch here.
+The runner indexes tables and memory with these numbers, without another look. After a check, every slot that the plan
+runs has an owner, every position lies on a page, and every page, slot and token exists. No torch here.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ class PlanCheck:
 
     def __init__(self, hello: Hello) -> None:
         self.used: set[int] = set()
-        self._hello = hello
+        self._hello, self._groups, self._longest = hello, len(hello.windows), hello.longest_table
         self._owned = np.zeros(hello.max_sequences, np.bool_)
         self._room = np.zeros(hello.max_sequences, np.int64)  # by slot: the positions of its pages
         self._stored = np.zeros(hello.max_sequences, np.int64)  # by slot: the positions that it may have stored
@@ -73,7 +73,7 @@ class PlanCheck:
         if len(decodes.starts) != count or len(decodes.limits) != count or len(drafts) not in (0, count):
             raise MessageError("the columns of a plan's decodes differ in length")
         if count:
-            _between("a slot", slots, 0, self._hello.max_sequences - 1)
+            _upto("a slot", slots, self._hello.max_sequences - 1)
             if np.bincount(slots).max() > 1:
                 raise MessageError("a plan decodes a slot twice")
         for slot, change in decodes.pages:
@@ -82,9 +82,9 @@ class PlanCheck:
             return
         if not (self._stored[slots] > 0).all():
             raise MessageError("a plan decodes a slot whose prompt has not run")
-        _between("a decode's start", decodes.starts, 0, self._hello.context_length - 1)
+        _upto("a decode's start", decodes.starts, self._hello.context_length - 1)
         if len(drafts):
-            _between("a number of drafts", drafts, 0, self._hello.drafts)
+            _upto("a number of drafts", drafts, self._hello.drafts)
         most = int(decodes.limits.max())
         if most >= self._hello.context_length:
             _refuse("the positions that a decode may store", most, 0, self._hello.context_length - 1)
@@ -119,19 +119,23 @@ class PlanCheck:
     # -- block tables --------------------------------------------------------------------------------------------------
 
     def _update(self, slot: int, change: TableChange) -> None:
-        hello = self._hello
-        _within("a slot", [slot], 0, hello.max_sequences - 1)
-        if not self._owned[slot]:
+        """Take a change of a slot's block tables: the only check that a step makes for many slots one by one."""
+        kept, tables = change
+        if not (0 <= slot < self._hello.max_sequences and self._owned[slot]):
             raise MessageError(f"a plan gives pages to slot {slot}, which has no owner")
-        new = len(change.pages[0]) if change.pages else 0
-        if [len(each) for each in change.pages] != [new] * len(hello.windows):
-            raise MessageError(f"a block table's change must have equal parts for {len(hello.windows)} layer groups")
-        _within("the kept pages of a block table", [change.kept], 0, int(self._room[slot]) // hello.page_size)
-        _within("the length of a block table", [change.kept + new], 0, hello.longest_table)
-        for pages in change.pages:
-            _within("a page", pages, 0, hello.pages)
+        new = len(tables[0]) if tables else 0
+        if len(tables) != self._groups or (len(tables) > 1 and any(len(each) != new for each in tables)):
+            raise MessageError(f"a block table's change must have equal parts for {self._groups} layer groups")
+        had = int(self._room[slot]) // self._hello.page_size
+        if not 0 <= kept <= had:
+            _refuse("the kept pages of a block table", kept, 0, had)
+        if kept + new > self._longest:
+            _refuse("the length of a block table", kept + new, 0, self._longest)
+        for pages in tables:
+            if pages and not 0 <= min(pages) <= max(pages) <= self._hello.pages:
+                _within("a page", pages, 0, self._hello.pages)
             self.used.update(pages)
-        self._room[slot] = (change.kept + new) * hello.page_size
+        self._room[slot] = (kept + new) * self._hello.page_size
 
 
 def _within(what: str, numbers: Sequence[int], least: int, most: int) -> None:
@@ -139,10 +143,10 @@ def _within(what: str, numbers: Sequence[int], least: int, most: int) -> None:
         _refuse(what, min(numbers) if min(numbers) < least else max(numbers), least, most)
 
 
-def _between(what: str, column: Column, least: int, most: int) -> None:
-    low, high = int(column.min()), int(column.max())
-    if low < least or high > most:
-        _refuse(what, low if low < least else high, least, most)
+def _upto(what: str, column: Column, most: int) -> None:
+    if column.view(np.uint64).max() > most:  # where a negative number is a large one: one pass finds both
+        low, high = int(column.min()), int(column.max())
+        _refuse(what, low if low < 0 else high, 0, most)
 
 
 def _refuse(what: str, got: int, least: int, most: int) -> None:

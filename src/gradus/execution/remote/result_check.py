@@ -1,6 +1,6 @@
 """Checks a result on its arrival: it is the plan's, and every token exists.
 
-What a runner reports goes on to a tokenizer, to columns by slot and to clients. No torch here.
+Results go on to a tokenizer, to columns by slot and to clients. No torch here.
 """
 
 import math
@@ -17,7 +17,7 @@ LONGEST_STEP_S = 86_400.0
 
 
 class ResultCheck:
-    """What the result of a plan must be like. Keeps nothing else of the plan.
+    """The shape that the result of a plan must have. Keeps nothing else of the plan.
 
     counts: rows with logits of each span. decodes: how many. width: the most rows of a decode. scores: tokens scored
     in each span that asks for some.

@@ -50,7 +50,7 @@ def greet(stream: Stream, program: str) -> Hello:
     try:
         kind, payload = stream.receive(LARGEST_GREETING)
     except Gone as error:
-        raise ConfigError(f"{error}: it may be serving another engine") from error
+        raise ConfigError(f"{error}: it may be loading its model, or serving another engine") from error
     except MessageError as error:
         raise ConfigError(f"{stream.peer} speaks another protocol: {error}") from error
     if kind == FAILED:

@@ -1,7 +1,7 @@
 """The runner's side: serves one engine after another, each until it closes the connection.
 
-Whatever an engine sends, this process goes on: wrong bytes end their connection with one line, on both sides. Only a
-step that fails ends the process too, because what it has left on the device is unknown. No torch here.
+Wrong bytes from an engine end its connection, with one line on both sides, and the next engine is served. A step that
+fails ends the process too, because the state of the device is then unknown. No torch here.
 """
 
 import logging

@@ -40,8 +40,8 @@ def path_of(address: str) -> str:
     path = address.removeprefix(PREFIX)
     if path == address or not path:
         raise ConfigError(
-            f"runner: an address has the form {PREFIX}/path, got {address!r}; for a runner on another machine, forward its socket with "
-            "ssh -N -L /local/path:/path/there HOST"
+            f"runner: an address has the form {PREFIX}/path, got {address!r}; for a runner on another machine, forward "
+            "its socket with ssh -N -L /local/path:/path/there HOST"
         )
     if len(os.fsencode(path)) > LONGEST_PATH:
         raise ConfigError(f"runner: a socket's path has at most {LONGEST_PATH} bytes, and {path!r} is longer")
