@@ -20,6 +20,7 @@ the course runs on a thread, behind the same messages.) Read in this order:
     supervisor.py      the engine's life: progress, failures, another start
     client.py          the front end's side: queue, text, cancellation, drain
     api/               the protocols: a body becomes requests, their results become an answer
+    traces/            a span for each request, with --otlp-traces-endpoint
     http/              untrusted bytes, origins, keys, streams and disconnects, and the routes
     serve.py           the process: socket, signals, exit codes
 """

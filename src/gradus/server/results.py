@@ -24,6 +24,7 @@ class Stream:
     nothing else ends its requests in the engine.
     requests: the ones accepted by the engine; complete once `accepted` returns. tally: their use so far.
     buffered: tokens that wait to be received. sink: if set, it is offered results before they wait.
+    on_end: if set, it is called with each sample's completion. error: what ended the stream before its samples' ends.
     whole: deliver only endings, and drop everything else. apart: a failed sample leaves the others to their ends.
     name: the body's id in the log.
     """
@@ -50,6 +51,7 @@ class Stream:
         self.apart = False
         self._stalled = False
         self.sink: Sink | None = None
+        self.on_end: Callable[[Completion], None] | None = None
         self.timer: asyncio.TimerHandle | None = None
         self._forget = forget
         self._counts = counts
@@ -115,6 +117,10 @@ class Stream:
         self._stalled = True
         self._forget(self, Unavailable("the client does not read its stream", "stalled"))
 
+    @property
+    def error(self) -> Exception | None:
+        return self._error
+
     # -- called by the client -----------------------------------------------------------------------------------------
 
     @property
@@ -131,6 +137,8 @@ class Stream:
         """Add a delta. Call `deliver` once all deltas of the report have been added."""
         if delta.completion is not None:
             self.unfinished -= 1
+            if self.on_end is not None:
+                self.on_end(delta.completion)
         elif self.whole:
             return
         self._deltas.append(delta)
