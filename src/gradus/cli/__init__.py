@@ -7,6 +7,7 @@ Read in this order:
     terminal.py    output to stdout, stderr and files;  progress.py: a bar during long work
     engine.py      a model loaded for a command;  loading.py: the same for a server
     memory.py      a plan of its memory, shown;  families.py: the families that load, and what their shapes cost
+    explain.py     what a model needs and reaches on a card
     commands/      one module for each group of commands
 
 Exit codes: 0 success, 1 a failure, 2 a mistake of the user's (one line on stderr), 130 Ctrl-C. A traceback is

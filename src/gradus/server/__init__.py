@@ -22,6 +22,7 @@ the course runs on a thread, behind the same messages.) Read in this order:
     client.py          the front end's side: queue, text, cancellation, drain
     api/               the protocols: a body becomes requests, their results become an answer
     page/              the page at /: a chat, for browsers
+    traces/            a span for each request, with --otlp-traces-endpoint
     http/              untrusted bytes, origins, keys, streams and disconnects, and the routes
     notify.py          systemd's protocol: ready, alive, what the server does now
     serve.py           the process: socket, signals, exit codes

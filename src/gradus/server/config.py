@@ -9,7 +9,7 @@ from gradus.config.settings import Settings
 from gradus.engine.request import MAX_SECONDS, SamplingParams
 from gradus.errors import ConfigError, RequestError
 from gradus.loading.default_sampling import NAMES as SAMPLING
-from gradus.server.addresses import host_alone, is_origin
+from gradus.server.addresses import host_alone, is_origin, traces_url
 from gradus.text.tools.calls import MAX_CALLS, MOST_CALLS
 from gradus.text.tools.formats import NAMES
 
@@ -281,9 +281,21 @@ class ServerConfig(Settings):
         above=0,
         panel=_REPORTS,
     )
+    otlp_traces_endpoint: str | None = setting(
+        None,
+        "Send a trace of each request to this collector by OTLP over HTTP, as in http://localhost:4318; needs the "
+        "extra otel.",
+        unset="none",
+        metavar="URL",
+        panel=_REPORTS,
+    )
+    otlp_capture_content: bool = setting(
+        False, "Put prompts and answers into the traces, up to 32,768 characters each.", panel=_REPORTS
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._check_traces()
         for name in self.allowed_hosts:
             if host_alone(name) is None:
                 raise ConfigError(f"allowed_hosts takes names and addresses without scheme, port or path, got {name!r}")
@@ -297,6 +309,17 @@ class ServerConfig(Settings):
         if (self.tls_cert is None) != (self.tls_key is None):
             given = self.tls_cert or self.tls_key
             raise ConfigError(f"tls_cert and tls_key belong together: give both, or neither, got {given} alone")
+
+    def _check_traces(self) -> None:
+        endpoint = self.otlp_traces_endpoint
+        if endpoint is not None and traces_url(endpoint) is None:
+            raise ConfigError(
+                "otlp_traces_endpoint takes an http or https URL of a collector's OTLP over HTTP (port 4318; 4317 is "
+                "gRPC's) without credentials (those go into OTEL_EXPORTER_OTLP_HEADERS), got "
+                f"{endpoint.rpartition('@')[2][:60]!r}"
+            )
+        if self.otlp_capture_content and endpoint is None:
+            raise ConfigError("otlp_capture_content has no effect without otlp_traces_endpoint: give both, or neither")
 
     @property
     def names(self) -> tuple[str, ...]:

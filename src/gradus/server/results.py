@@ -77,6 +77,7 @@ class Stream:
     requests: the ones accepted by the engine; complete once `accepted` returns. tally: their use so far.
     buffered: tokens that wait to be received. sink: if set, it is offered results before they wait.
     templates: by prompt's and sample's index, those of the samples that may have a lane. lane_sink: writes those.
+    on_end: if set, it is called with each sample's completion. error: what ended the stream before its samples' ends.
     whole: deliver only endings, and drop everything else. apart: a failed sample leaves the others to their ends.
     name: the body's id in the log. key: the name of the sender's API key; "" without keys.
     """
@@ -106,6 +107,7 @@ class Stream:
         self.sink: Sink | None = None
         self.templates: dict[tuple[int, int], Template] = {}
         self.lane_sink: LaneSink | None = None
+        self.on_end: Callable[[Completion], None] | None = None
         self.timer: asyncio.TimerHandle | None = None
         self._forget = forget
         self._counts = counts
@@ -175,6 +177,10 @@ class Stream:
         self._stalled = True
         self._forget(self, Unavailable("the client does not read its stream", "stalled"))
 
+    @property
+    def error(self) -> Exception | None:
+        return self._error
+
     # -- called by the client -----------------------------------------------------------------------------------------
 
     @property
@@ -193,6 +199,8 @@ class Stream:
             self.end_lanes()
         if delta.completion is not None:
             self.unfinished -= 1
+            if self.on_end is not None:
+                self.on_end(delta.completion)
         elif self.whole:
             return
         self._deltas.append(delta)

@@ -1,10 +1,12 @@
 """The routes. Each parses, submits, waits and answers. Every error is an exception."""
 
+import asyncio
 import http
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.routing import APIRoute
@@ -14,6 +16,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 import gradus
+from gradus import extras
 from gradus.cache.disk.folder import secret_of
 from gradus.errors import GradusError
 from gradus.server.api.anthropic.request import Messages
@@ -47,6 +50,9 @@ from gradus.server.page.document import document
 from gradus.server.results import Stream
 from gradus.text.completion import Completion
 
+if TYPE_CHECKING:
+    from gradus.server.traces.spans import Tracer
+
 Reader = Callable[[Any, EngineClient], Exchange]
 """Checks parsed JSON of one protocol. Raises RequestError, or Unavailable while the model loads."""
 
@@ -59,11 +65,14 @@ CLIENT_CLOSED_REQUEST = 499  # nginx's status for an answer whose client has lef
 def create_app(client: EngineClient, config: ServerConfig) -> FastAPI:
     """Make the application. It starts the client on its own event loop, and closes it on shutdown."""
 
+    tracer, end_traces = _traces(config)
+
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         client.start()
         yield
         await client.close()
+        await end_traces()
 
     # the interactive documentation pages load scripts from elsewhere; the schema itself is at /openapi.json
     app = FastAPI(
@@ -88,7 +97,8 @@ def create_app(client: EngineClient, config: ServerConfig) -> FastAPI:
         extra = openapi_of_generate(config) if path == "/generate" else openapi_of(path, config)
         app.post(path, summary=summary, openapi_extra=extra)(described)
         # FastAPI's own would look for dependencies and parameters, which takes longer than a token
-        next(route for route in app.routes if isinstance(route, APIRoute) and route.path == path).app = answer
+        added = next(route for route in app.routes if isinstance(route, APIRoute) and route.path == path)
+        added.app = answer if tracer is None else traced(answer, tracer, path, client)
 
     route("/generate", read_generate, "Continue a prompt")
     route("/v1/chat/completions", ChatCompletion.parse, "Answer a conversation, in OpenAI's protocol of chats")
@@ -100,6 +110,29 @@ def create_app(client: EngineClient, config: ServerConfig) -> FastAPI:
     _add_reports(app, client, config)
     add_xray(app, client, config)
     return app
+
+
+def _traces(config: ServerConfig) -> "tuple[Tracer | None, Callable[[], Awaitable[None]]]":
+    """Make what traces requests, and what sends the last spans; without an endpoint, nothing of it is imported."""
+    if config.otlp_traces_endpoint is None:
+        return None, partial(asyncio.sleep, 0)
+    extras.require("otel", "--otlp-traces-endpoint")
+    from gradus.server.traces.export import Export
+    from gradus.server.traces.spans import Tracer
+
+    export = Export(config)
+    return Tracer(export.provider, config), export.close
+
+
+def traced(answer: ASGIApp, tracer: "Tracer", path: str, client: EngineClient) -> ASGIApp:
+    """Give each request of a route its span. It is the route's own: a sender without a key makes none."""
+
+    async def followed(scope: Scope, receive: Receive, send: Send) -> None:
+        record = record_of(scope)
+        with tracer.request(path, scope, record.id, record.label, client.model) as record.trace:
+            await answer(scope, receive, send)
+
+    return followed
 
 
 def _secret_of_prefixes(config: ServerConfig) -> bytes | None:
@@ -195,6 +228,8 @@ async def respond(request: Request, read: Reader, client: EngineClient, config: 
         check_logprobs(exchange.asks, client.info.limits.context_length, logprobs_limit(config, client.info))
     stream = client.submit(*admitted(record, exchange.asks), key=record.key, name=record.id)
     record.follow(stream.tally)
+    if record.trace is not None:
+        record.trace.follow(exchange, stream)
     async with cancelled_with_client(request.receive, stream):
         # a client that streams learns after a second what it waits for
         await stream.accepted(STAGE_S if exchange.stream and client.supervisor.holds(stream.handles[0]) else None)

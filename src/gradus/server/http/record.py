@@ -10,7 +10,7 @@ import re
 import secrets
 import time
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -20,6 +20,9 @@ from gradus.server.http.quotas import Account
 from gradus.server.logs import printable
 from gradus.server.measures import Tally
 from gradus.server.metrics.meter import Meter
+
+if TYPE_CHECKING:
+    from gradus.server.traces.spans import RequestTrace
 
 log = logging.getLogger("gradus.server.requests")
 
@@ -42,7 +45,8 @@ class Record:
     account: the key's, if there is one. salt: keeps the key's cached prefixes apart; None without keys.
     best_priority: the lowest priority that the key's requests may have; None without keys.
     tally: counts its tokens; None if it generates nothing. started: seconds of `time.monotonic`.
-    path: the client's own. problem: why it was refused, or failed before its answer began.
+    path: the client's own. problem: why it was refused, or failed before its answer began. trace: its span, if requests
+    are traced.
     """
 
     id: str
@@ -58,6 +62,7 @@ class Record:
     started: float = field(default_factory=time.monotonic)
     path: str = ""
     problem: Problem | None = None
+    trace: "RequestTrace | None" = None
 
     def follow(self, tally: Tally) -> None:
         """Count the request's tokens, for the log and for its key."""
@@ -70,6 +75,7 @@ class Record:
         found: dict[str, Any] = {
             "id": self.id,
             "client_id": self.label or None,
+            "trace_id": self.trace and self.trace.trace_id,
             "method": self.method,
             "route": self.route,
             "status": self.status,
