@@ -20,7 +20,7 @@ def test_stages_add_up_to_the_whole_even_where_one_returns(monkeypatch):
 
 def test_a_cache_that_cannot_be_dropped_is_refused(monkeypatch, tmp_path):
     monkeypatch.setattr(script, "DROP_CACHES", tmp_path / "missing" / "drop_caches")
-    with pytest.raises(ConfigError, match="cannot be written .* run as root, or without cold"):
+    with pytest.raises(ConfigError, match=r"cannot be written .* run as root, or without cold"):
         script.drop_caches()
 
 

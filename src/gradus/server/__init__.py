@@ -19,6 +19,7 @@ the course runs on a thread, behind the same messages.) Read in this order:
     encoding.py        slow work on texts: turns by key, bounds
     supervisor.py      the engine's life: progress, failures, another start
     client.py          the front end's side: queue, text, cancellation, drain
+    models/            several models behind one port, by turns in memory
     api/               the protocols: a body becomes requests, their results become an answer
     http/              untrusted bytes, origins, keys, streams and disconnects, and the routes
     serve.py           the process: socket, signals, exit codes

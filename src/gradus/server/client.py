@@ -58,9 +58,11 @@ from gradus.server.limits import check_prompt_logprobs
 from gradus.server.measures import Counts, ServiceRate, cache_stats, speculation_stats
 from gradus.server.metrics.families import Source
 from gradus.server.metrics.meter import Meter
+from gradus.server.models.pool import Pool
 from gradus.server.results import Stream
 from gradus.server.samples import Samples
 from gradus.server.supervisor import State, Supervisor
+from gradus.structured import begin_index
 from gradus.text.front_end import FrontEnd
 from gradus.text.tools.dialect import Turn
 
@@ -86,17 +88,25 @@ class EngineClient:
 
     loader: the name of the module that loads tokenizer and engine (see `gradus.server.engine.loading`).
     link: makes the connection to the engine; None: the configuration chooses between a process and a thread.
+    pool: the models that share this server's memory; None: this one alone. asleep: load it when a request needs it.
     """
 
     def __init__(
-        self, config: ServerConfig, loader: str = "gradus.server.engine.loading", link: MakeLink | None = None
+        self,
+        config: ServerConfig,
+        loader: str = "gradus.server.engine.loading",
+        link: MakeLink | None = None,
+        pool: Pool | None = None,
+        asleep: bool = False,
     ) -> None:
         self.config = config
         self.info: ModelInfo | None = None  # once loaded
         self.metrics = Metrics()
         self.counts = Counts()
         self.meter = Meter(config.price_per_hour)
-        self.supervisor = Supervisor(config, self.counts, self._lose_all, self._rest, self._return_to_work)
+        self.supervisor = Supervisor(config, self.counts, self._lose_all, self._rest, self._claim)
+        self.pool = pool or Pool()
+        self.on_demand = asleep
         self.started = time.monotonic()
         self.stopped = False
         self._loader = loader
@@ -113,6 +123,7 @@ class EngineClient:
         self._samples_sent = self._samples_taken = 0
         self._queued = 0  # in the engine
         self._requests = 0  # that the engine knows
+        self._readers = 0  # bodies that wait for the model's first load
         self._turns = 0  # of the engine's loop
 
     # -- life ---------------------------------------------------------------------------------------------------------
@@ -120,6 +131,7 @@ class EngineClient:
     def start(self) -> None:
         """Begin to load. Call it, like every other method, on the event loop."""
         self._loop = asyncio.get_running_loop()
+        self.pool.start(self._loop.call_later)
         self._loaded: asyncio.Future[ModelInfo] = self._loop.create_future()
         self._nothing_runs = asyncio.Event()
         self._nothing_runs.set()
@@ -143,7 +155,12 @@ class EngineClient:
                 log.exception("the tokenizer could not be opened")
             self.receive(LoadFailed(Failure.of(error)))
         else:
-            self.supervisor.start(self._link)
+            self.supervisor.start(self._link, self.on_demand)
+            if self.on_demand:
+                return
+            if self.config.phase is None and self._tokenizer is not None:
+                begin_index(self._tokenizer)  # while the engine loads: later, all streams would wait for Python's lock
+            self.pool.claim(self)
 
     def _tell_stage(self, stage: Stage) -> None:
         """Pass on what opening the tokenizer, on its thread, is at. A loop that is closed no longer listens."""
@@ -302,6 +319,7 @@ class EngineClient:
         self.meter.enter(stream)
         self._nothing_runs.clear()
         self.supervisor.idle_since = None
+        self.pool.used(self)
 
     def _begin_later(self, stream: Stream, turns: Sequence[Turn | None], jobs: "Sequence[Job[Request]]") -> None:
         """Begin once all prompts are encoded. Meanwhile the timeout runs, and if the stream is closed, prompts whose
@@ -343,6 +361,33 @@ class EngineClient:
         except Exception:
             log.exception("%s could not be sent to the engine", stream)
             self.forget(stream, RequestFailed())
+
+    async def known(self) -> None:
+        """Wait until the model's limits are known, if it is loaded by its first request; do nothing for any other one.
+
+        At most `max_waiting` bodies wait, each at most `request_timeout`. Raises Unavailable or RequestTimeout.
+        """
+        if self.info is not None or not self.on_demand:
+            return
+        if (refusal := self.supervisor.refusal) is not None:
+            raise refusal
+        if self._readers >= self.config.max_waiting:
+            raise Unavailable("too many requests wait for this model's first load", "overloaded", 1)
+        self._readers += 1
+        self.supervisor.wake()
+        try:
+            async with asyncio.timeout(self.config.request_timeout):
+                await asyncio.shield(self._loaded)
+        except TimeoutError:
+            raise RequestTimeout("the model was not loaded within the request's timeout") from None
+        finally:
+            self._readers -= 1
+            self._stay_asleep()
+
+    def _stay_asleep(self) -> None:
+        """Take back the claim to a place once nobody waits for it."""
+        if not self._readers and not self.supervisor.held and self.pool.forgo(self):
+            self.supervisor.stay_asleep()
 
     @property
     def model(self) -> str:
@@ -423,6 +468,7 @@ class EngineClient:
                 continue
             if self.supervisor.withdraw(handle):
                 self._samples_sent -= stream.requests[name].params.n
+                self._stay_asleep()
                 continue
             try:
                 self.supervisor.send(Cancel(handle, reason))
@@ -442,6 +488,8 @@ class EngineClient:
         if not self._streams:
             self._nothing_runs.set()
             self.supervisor.idle_since = time.monotonic()
+        self.pool.used(self)
+        self.pool.advance()
         if stream.timer is not None:
             stream.timer.cancel()
         if error is not None:
@@ -490,14 +538,19 @@ class EngineClient:
             spare_what_stays(self)  # a pause that no request should meet
         self._front_end.limits = info.limits  # another engine may have found less memory
         self.supervisor.loaded()
+        self.pool.begins(self)
         if not self._loaded.done():
             self._loaded.set_result(info)
 
     def _on_load_failed(self, failure: Failure) -> None:
         """Give up if no load has succeeded yet: the operator has to mend the settings."""
         reason = f"the model could not be loaded: {failure.why}"
-        if self.info is not None:
+        if self.info is not None or self.on_demand:
+            self._loaded, failed = self._loop.create_future(), self._loaded
             self.supervisor.lose(reason)
+            if not failed.done():
+                failed.set_exception(Unavailable(reason, self.state, 1))
+                failed.exception()  # read here, in case nobody waits
             return
         self.supervisor.give_up(reason)
         self._loaded.set_exception(failure.error() or RuntimeError(reason))
@@ -509,14 +562,44 @@ class EngineClient:
             self._close(stream, error)
         self._forget_engine()
 
+    # -- as a member of the pool --------------------------------------------------------------------------------------
+
+    @property
+    def working(self) -> bool:
+        return self.supervisor.loads or len(self._handles) > self.supervisor.held
+
+    @property
+    def loaded_now(self) -> bool:
+        """Whether it has a place in memory."""
+        return self in self.pool.loaded
+
+    @property
+    def load_s(self) -> float:
+        return self.supervisor.load_s
+
+    def load(self, share: tuple[int, int]) -> None:
+        if self._front_end is not None:
+            self._front_end.return_to_work()
+        self.supervisor.load(share)
+
+    def sleep(self) -> None:
+        self.supervisor.sleep()
+
+    def take_turns(self, yields: bool) -> None:
+        self.supervisor.take_turns(yields)
+
+    def _claim(self) -> None:
+        self.pool.claim(self)
+
     def _rest(self) -> None:
         """Take as little memory as possible while the engine sleeps."""
         self._forget_engine()
-        self.front_end.rest()
+        if self._front_end is not None:
+            self._front_end.rest()
         give_back_host_memory()
+        self.pool.leave(self)
 
-    def _return_to_work(self) -> None:
-        self.front_end.return_to_work()
+    # -- the engine's end ---------------------------------------------------------------------------------------------
 
     def _forget_engine(self) -> None:
         """Note that no engine has work."""

@@ -34,6 +34,7 @@ from gradus.server.http.app import create_app
 from gradus.server.http.keys import Keys
 from gradus.server.http.protocol import protocol_with_deadline
 from gradus.server.http.tls import tls_options
+from gradus.server.models.registry import Models
 
 log = logging.getLogger(__name__)
 
@@ -50,13 +51,13 @@ def serve(config: ServerConfig, loader: str = "gradus.server.engine.loading") ->
     """
     logs.set_up(config)
     listening = bind(config)
-    client = EngineClient(config, loader)
-    server = Server(config, client)
+    models = Models.of(config, loader)
+    server = Server(config, models)
     server.run(sockets=[listening])
     if server.load_error is not None:
         raise server.load_error
-    code = 1 if client.state == "failed" else 0
-    if not client.stopped:
+    code = 1 if models.failed else 0
+    if not models.stopped:
         # A thread inside a kernel can neither be interrupted nor safely left running at interpreter exit.
         log.warning("leaving without waiting for the engine's current step")
         logging.shutdown()
@@ -92,13 +93,14 @@ def bind(config: ServerConfig, *, shared: bool = False) -> socket.socket:
 class Server(uvicorn.Server):
     """uvicorn with its own signal handling: the first signal drains, the second ends running requests at once.
 
-    app: one around that of `create_app`, if anything is.
+    served: the models, or the only one's client. app: one around that of `create_app`, if anything is.
     """
 
-    def __init__(self, config: ServerConfig, client: EngineClient, app: ASGIApp | None = None) -> None:
+    def __init__(self, config: ServerConfig, served: Models | EngineClient, app: ASGIApp | None = None) -> None:
+        models = served if isinstance(served, Models) else Models(served)
         super().__init__(
             uvicorn.Config(
-                app or create_app(client, config),
+                app or create_app(models.first, config, models),
                 http=protocol_with_deadline(config.receive_timeout),
                 loop=LOOP,
                 ws="none",
@@ -111,7 +113,8 @@ class Server(uvicorn.Server):
                 **tls_options(config),
             )
         )
-        self.client = client
+        self.models = models
+        self.client = models.first  # whose load ends the start
         self.load_error: Exception | None = None
         self._announcing: asyncio.Task[None] | None = None
         self._draining: asyncio.Task[None] | None = None
@@ -156,15 +159,15 @@ class Server(uvicorn.Server):
         if self._draining is None:
             log.info("draining for at most %g s; one more signal stops at once", self.client.config.drain_timeout)
             self._draining = self.loop.create_task(self._drain())
-        elif not self.client.hurried:
-            self.client.hurry()
+        elif not self.models.hurried:
+            self.models.hurry()
         else:
-            self.client.abandon()  # tasks that are cancelled instead would each write a traceback
+            self.models.abandon()  # tasks that are cancelled instead would each write a traceback
             self.should_exit = True
 
     async def _drain(self) -> None:
         """Drain while still listening, so that new requests get a 503 that says so."""
-        await self.client.drain(self.client.config.drain_timeout)
+        await self.models.drain(self.client.config.drain_timeout)
         self.should_exit = True
 
 

@@ -1,7 +1,7 @@
 """`gradus serve`: options become a ServerConfig; a dry run shows the memory that serving would take."""
 
 import logging
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,7 +15,7 @@ from gradus.server.config import ServerConfig
 log = logging.getLogger(__name__)
 
 
-@options.settings_of(ServerConfig)
+@options.settings_of(ServerConfig, without=("model",))  # `models` has its flags
 def serve(
     config: Annotated[
         Path | None, Option("--config", "-c", help="A YAML file of settings; options on the command line override it.")
@@ -36,6 +36,8 @@ def serve(
       gradus serve --model gemma3-270m --port 9000
       gradus serve --config configs/cpu.yaml --dry-run    # where the memory would go
       gradus serve --model ./mine.gguf --served-model-name mine gpt-4o-mini --temperature 0.3
+      gradus serve --model small=smollm2-135m --model code=qwen2.5-coder-0.5b    # loaded by turns
+      gradus serve --sleep-after 600    # no memory while nobody asks
       gradus serve --memory-fraction 0.6 --max-context 8192
       gradus serve --impl exercises/p03    # your own phase behind HTTP
       gradus serve --allowed-host gradus.lan    # behind a proxy of that name
@@ -61,6 +63,24 @@ def serve(
         return 2
 
 
+def _plan_each(settings: ServerConfig, json: bool) -> None:
+    """Show the memory of each of several models, as if it were the first to be loaded."""
+    from gradus.cli.memory import as_dict, render
+    from gradus.loading import open_checkpoint
+    from gradus.server.engine.loading import planned
+
+    plans = {}
+    for each in settings.each():
+        part = replace(each, share=(1, settings.max_loaded))
+        plans[each.names[0]] = planned(part, open_checkpoint(each.model))[0]
+    if json:
+        memory = {name: as_dict(plan) for name, plan in plans.items()}
+        terminal.print_json({"settings": asdict(settings), "models": memory})
+        return
+    for name, plan in plans.items():
+        terminal.print_text(f"{'model':<20}{name}\n{render(plan)}\n\n")
+
+
 def _plan(settings: ServerConfig, json: bool) -> None:
     """Show the memory that serving would take, without reading any weights. Raises the same errors as serving."""
     from gradus.cli.memory import as_dict, render
@@ -75,6 +95,9 @@ def _plan(settings: ServerConfig, json: bool) -> None:
     tls_options(settings)
     if settings.impl is not None and settings.phase is not None:
         terminal.print_note(solution.load(settings.phase, Path(settings.impl)).note)
+    if settings.models:
+        _plan_each(settings, json)
+        return
     checkpoint = open_checkpoint(settings.model)
     memory, draft = planned(settings, checkpoint)
     if json:

@@ -43,6 +43,7 @@ class Record:
     best_priority: the lowest priority that the key's requests may have; None without keys.
     tally: counts its tokens; None if it generates nothing. started: seconds of `time.monotonic`.
     path: the client's own. problem: why it was refused, or failed before its answer began.
+    meter: of the model that it is for; None if it is for none.
     """
 
     id: str
@@ -58,6 +59,7 @@ class Record:
     started: float = field(default_factory=time.monotonic)
     path: str = ""
     problem: Problem | None = None
+    meter: Meter | None = None
 
     def follow(self, tally: Tally) -> None:
         """Count the request's tokens, for the log and for its key."""
@@ -162,7 +164,7 @@ class Records:
 
     def _end(self, record: Record, scope: Scope) -> None:
         record.route = getattr(scope.get("route"), "path", UNMATCHED)
-        self.meter.by_key.add(record.key, record.route, record.status, record.tally)
+        (record.meter or self.meter).by_key.add(record.key, record.route, record.status, record.tally)
         if record.route not in PROBES:
             route = "none" if record.route == UNMATCHED else record.route
             self.meter.http_requests[route, record.method, f"{record.status // 100}xx"] += 1
