@@ -74,6 +74,9 @@ log = logging.getLogger(__name__)
 # Seconds that a stream waits for the last output of a request that should end: most steps are far shorter.
 LAST_WORD_S = 1.0
 
+# Seconds for a body to be read and submitted, once its model has been loaded for the first time.
+READ_S = 0.1
+
 # Most prompts of one body to encode on the event loop.
 MOST_AT_ONCE = 16
 
@@ -179,6 +182,12 @@ class EngineClient:
     async def loaded(self) -> ModelInfo:
         """Wait for the model, and describe it. Raises the GradusError that ended loading, or RuntimeError."""
         return await asyncio.shield(self._loaded)
+
+    async def opened(self) -> None:
+        """Wait for the tokenizer, of a model that is loaded by its first request. Raises as `loaded` does."""
+        await asyncio.shield(self._load_task)
+        if self.state == "failed":
+            await self.loaded()
 
     async def drain(self, timeout: float) -> None:
         """Stop admitting, give running requests `timeout` seconds to end, and cancel the rest.
@@ -369,20 +378,27 @@ class EngineClient:
         """
         if self.info is not None or not self.on_demand:
             return
-        if (refusal := self.supervisor.refusal) is not None:
-            raise refusal
         if self._readers >= self.config.max_waiting:
             raise Unavailable("too many requests wait for this model's first load", "overloaded", 1)
         self._readers += 1
-        self.supervisor.wake()
         try:
             async with asyncio.timeout(self.config.request_timeout):
+                await asyncio.shield(self._load_task)  # opens the tokenizer
+                if (refusal := self.supervisor.refusal) is not None:
+                    raise refusal
+                self.supervisor.wake()
                 await asyncio.shield(self._loaded)
-        except TimeoutError:
-            raise RequestTimeout("the model was not loaded within the request's timeout") from None
-        finally:
-            self._readers -= 1
-            self._stay_asleep()
+        except BaseException as error:
+            self._has_read()
+            if isinstance(error, TimeoutError):
+                raise RequestTimeout("the model was not loaded within the request's timeout") from None
+            raise
+        self._loop.call_later(READ_S, self._has_read)
+
+    def _has_read(self) -> None:
+        self._readers -= 1
+        self._stay_asleep()
+        self.pool.advance()
 
     def _stay_asleep(self) -> None:
         """Take back the claim to a place once nobody waits for it."""
@@ -545,7 +561,7 @@ class EngineClient:
     def _on_load_failed(self, failure: Failure) -> None:
         """Give up if no load has succeeded yet: the operator has to mend the settings."""
         reason = f"the model could not be loaded: {failure.why}"
-        if self.info is not None or self.on_demand:
+        if self.info is not None or (self.on_demand and self.supervisor.started):
             self._loaded, failed = self._loop.create_future(), self._loaded
             self.supervisor.lose(reason)
             if not failed.done():
@@ -566,7 +582,7 @@ class EngineClient:
 
     @property
     def working(self) -> bool:
-        return self.supervisor.loads or len(self._handles) > self.supervisor.held
+        return self.supervisor.loads or self._readers > 0 or len(self._handles) > self.supervisor.held
 
     @property
     def loaded_now(self) -> bool:

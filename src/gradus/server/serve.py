@@ -135,14 +135,15 @@ class Server(uvicorn.Server):
         """Print how to reach the server once the model is loaded; a server that is closing may listen no longer. Leave
         when the engine has failed too often, if another process then starts the server again."""
         try:
-            info = await self.client.loaded()
+            info = await self.models.loaded()
         except Exception as error:
             self.load_error = error
             self.should_exit = True
         else:
             logs.announce(self.client.config, ready_line(info, self.client.config, host, port), sys.stdout)
             if leaves_on_failure(self.client.config):
-                await self.client.supervisor.given_up.wait()
+                given_up = [asyncio.ensure_future(client.supervisor.given_up.wait()) for client in self.models]
+                await asyncio.wait(given_up, return_when=asyncio.FIRST_COMPLETED)
                 log.error("leaving with status 1, so that the service manager starts the server again")
                 self.should_exit = True
 

@@ -65,6 +65,7 @@ class Supervisor:
         self._counts = counts
         self._fail = fail
         self._on_rest, self._wanted = rests, wanted
+        self._engine = f"the engine of {config.names[0]}" if config.names else "the engine"  # in the log
         self._sleep_after = math.inf if config.sleep_after is None else config.sleep_after
         self._held: dict[int, Submit] = {}  # by handle, while the engine sleeps or wakes
         self._holds = False
@@ -73,6 +74,7 @@ class Supervisor:
         self._schedule = Restarts()
         self._watch = Watch()
         self._last_sent = 0.0
+        self.started = False
         self._share = (1, 1)
         self._restarting: asyncio.Task[None] | None = None
         self.load_s = 0.0  # how long the last load took
@@ -83,6 +85,7 @@ class Supervisor:
     def start(self, link: Link, asleep: bool = False) -> None:
         """Watch over the engine from now on. asleep: it is loaded when a request needs it, not before."""
         self._link = link
+        self.started = True
         if asleep:
             self.state, self.reason, self._holds = "asleep", ASLEEP, True
         self._keep(self._look())
@@ -167,7 +170,7 @@ class Supervisor:
         self.load_s = time.monotonic() - self._load_began
         self.stage, self._runs = None, True
         if self.state == "waking":
-            log.info("the engine is awake after %.1f s", self.load_s)
+            log.info("%s is awake after %.1f s", self._engine, self.load_s)
         if self.state in ("loading", "restarting", "failed", "waking"):
             self.state, self.reason = "ready", "ready"
             self.given_up.clear()
@@ -187,6 +190,7 @@ class Supervisor:
 
     def sleep(self) -> None:
         """End an engine without work, whose memory is then free; or start no other one after a failure."""
+        log.info("%s sleeps until a request wakes it", self._engine)
         if self.state != "draining":
             self.state, self.reason = "asleep", ASLEEP
         self._holds, self._runs = True, False
@@ -202,7 +206,7 @@ class Supervisor:
         """Have an engine loaded that is not there."""
         if self.state == "asleep":
             self.state, self.reason = "waking", WAKES
-            log.info("a request wakes the engine")
+            log.info("a request wakes %s", self._engine)
         self._wanted()
 
     def stay_asleep(self) -> None:
@@ -293,7 +297,7 @@ class Supervisor:
     def _rest(self, now: float) -> None:
         """Let an engine without work sleep when it is time, or ask it for a sign of life."""
         if self.idle_since is not None and now - self.idle_since >= self._sleep_after and self._link.restarts:
-            log.info("nothing to do for %g s: the engine sleeps, and the next request wakes it", self._sleep_after)
+            log.info("nothing to do for %g s", self._sleep_after)
             self.sleep()
         elif now - self._last_sent > HEARTBEAT_S:
             self.send(Ping())

@@ -50,6 +50,8 @@ class Pool:
     most: models that may be loaded at once.
     """
 
+    LEAST_TURN_S = 0.2
+
     def __init__(self, most: int = 1, clock: Callable[[], float] = time.monotonic) -> None:
         self.most = most
         self._clock = clock
@@ -140,7 +142,7 @@ class Pool:
                 return
             if member in self._yielding or began == math.inf:
                 continue
-            if (left := began + member.load_s - self._clock()) > 0:
+            if (left := began + max(member.load_s, self.LEAST_TURN_S) - self._clock()) > 0:
                 self._look_in(left)
                 continue
             self._yielding[member] = None

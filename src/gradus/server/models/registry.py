@@ -71,6 +71,13 @@ class Models:
         for client in self.clients:
             client.start()
 
+    async def loaded(self) -> ModelInfo:
+        """Wait for the first model, and describe it. Raises the error that ended its load, or RuntimeError; those of
+        the others' tokenizers, too: a model that is not there is found at the start."""
+        for client in self.clients[1:]:
+            await client.opened()
+        return await self.first.loaded()
+
     async def drain(self, timeout: float) -> None:
         await asyncio.gather(*(client.drain(timeout) for client in self.clients))
 
