@@ -195,6 +195,7 @@ def test_one_model_is_served_as_ever():
         ({"models": ("a", "b"), "served_model_name": ("c",)}, "write NAME=MODEL for each"),
         ({"models": ("a", "b"), "speculate": "draft:c"}, "speculate is for one model"),
         ({"models": ("a", "b"), "prefix_dir": "d"}, "prefix_dir is for one model"),
+        ({"models": ("a", "b"), "tensor_parallel": 2}, "tensor_parallel is for one model"),
         ({"models": ("a", "b"), "max_loaded": 3}, "max_loaded must be at most 2, the number of models"),
         ({"models": ("a", "\n=b")}, "printable"),
     ],

@@ -333,7 +333,7 @@ class ServerConfig(Settings):
         if len(self.models) > MAX_MODELS:
             raise ConfigError(f"model takes at most {MAX_MODELS} models, got {len(self.models)}")
         for name in SINGLE:
-            if getattr(self, name):
+            if getattr(self, name) not in (None, (), 1):
                 raise ConfigError(f"{name} is for one model, not for {len(self.models)}: {SINGLE[name]}")
         if self.max_loaded > len(self.models):
             raise ConfigError(f"max_loaded must be at most {len(self.models)}, the number of models")
@@ -413,6 +413,8 @@ SINGLE = {
     "served_model_name": "write NAME=MODEL for each",
     "speculate": "a drafter fits one model, so leave it out",
     "tool_format": "each model's own is found by its files, so leave it out",
+    "tensor_parallel": "its devices' memory is not shared out, so leave it out",
+    "pipeline_parallel": "its devices' memory is not shared out, so leave it out",
     "prefix_dir": "a directory keeps one engine's prefixes, so leave it out",
 }
 """Settings that do not combine with several models, and what to do."""
