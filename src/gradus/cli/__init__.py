@@ -60,7 +60,7 @@ app = typer.Typer(
 FIRST = {
     "generate": layered(*_MODEL, "max_tokens", "temperature", "seed", "n", "stop", "json"),
     "chat": layered(*_MODEL, "context_length", "system", "max_tokens", "temperature", "seed"),
-    "serve": layered(*_MODEL, "context_length", "max_sequences", "host", "port", "config", "dry_run"),
+    "serve": layered("models", *_MODEL[1:], "context_length", "max_sequences", "host", "port", "config", "dry_run"),
 }
 """Commands with more options than a first call needs, and the options that `--help` shows first."""
 
