@@ -82,6 +82,15 @@ class Running:
         return not (self.client._streams or samples or open_requests or has_work or self.client.waiting)
 
 
+def processes():
+    """The engines' processes that this one has started."""
+    found = []
+    for each in psutil.Process().children():
+        with contextlib.suppress(psutil.NoSuchProcess):  # or a zombie
+            found += [each] * ("gradus.server.engine.process" in each.cmdline())
+    return found
+
+
 def eventually(condition, seconds=10.0):
     """Wait until `condition()` holds; its last value."""
     end = time.monotonic() + seconds
@@ -111,8 +120,10 @@ def real_running(model, **settings):
 
 
 @contextlib.contextmanager
-def answering(config, client, headers=None):
-    server, listening = Server(config, client), bind(config)
+def answering(config, served, headers=None):
+    """A server of one client, or of several models."""
+    server, listening = Server(config, served), bind(config)
+    client = server.client
     port = listening.getsockname()[1]
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
     thread.start()

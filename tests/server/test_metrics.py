@@ -199,7 +199,7 @@ def test_without_the_alias_there_are_only_our_names(serving):
 
 def test_there_are_metrics_while_the_model_loads():
     client = EngineClient(ServerConfig(model="not-loaded"))
-    families = text_string_to_metric_families(Exposition(client.measured, alias=True).text().decode())
+    families = text_string_to_metric_families(Exposition([client.measured], alias=True).text().decode())
     found = {family.name: family for family in families}
     assert found["gradus_ready"].samples[0].value == 0
     states = {sample.labels["state"]: sample.value for sample in found["gradus_engine_state"].samples}

@@ -40,6 +40,7 @@ def test_the_model_is_listed_with_its_context(server):
     assert model == {
         "id": name,
         "object": "model",
+        "state": "ready",
         "owned_by": "gradus",
         "root": name,
         "parent": None,

@@ -44,7 +44,7 @@ class PlayedLink:
     def __init__(self, loader, config, receive, loop):
         self.started, self.sent, self.killed, self.rested, self.calls = 0, [], 0, 0, []
 
-    def start(self):
+    def start(self, share=(1, 1)):
         self.started += 1
         self.calls.append("start")
 

@@ -4,13 +4,11 @@ The engine is a link that a test plays, a scripted core in a process of its own,
 """
 
 import asyncio
-import contextlib
 import json
 import threading
 import time
 from types import SimpleNamespace
 
-import psutil
 import pytest
 
 from gradus.engine.sequence import Timings
@@ -19,7 +17,7 @@ from gradus.loading.progress import Both, Stage, Stages
 from gradus.server.config import ServerConfig
 from gradus.server.engine.messages import Cancel, Failure, LoadFailed, Loading, Report, SampleOutput, Submit
 from gradus.server.failures import ClientGone, RequestTimeout, Unavailable
-from tests.server.conftest import events, eventually, real_running, running
+from tests.server.conftest import events, eventually, processes, real_running, running
 from tests.server.test_restarts import FAULT, ask, playing, until
 
 SOON = 0.02  # seconds without a request after which these engines sleep
@@ -231,14 +229,6 @@ def sleeper():
 
 def asleep(server):
     return eventually(lambda: server.http.get("/health").json()["status"] == "asleep")
-
-
-def processes():
-    found = []
-    for each in psutil.Process().children():
-        with contextlib.suppress(psutil.NoSuchProcess):  # or a zombie
-            found += [each] * ("gradus.server.engine.process" in each.cmdline())
-    return found
 
 
 def test_a_sleeping_engine_has_no_process_and_wakes_with_the_same_answers(sleeper):

@@ -66,7 +66,7 @@ FIRST = {
     "load": layered(
         "requests", "prompt_tokens", "max_tokens", "request_rate", "max_concurrency", "base_url", "goodput", "find_rate"
     ),
-    "serve": layered(*_MODEL, "context_length", "max_sequences", "host", "port", "config", "dry_run"),
+    "serve": layered("models", *_MODEL[1:], "context_length", "max_sequences", "host", "port", "config", "dry_run"),
 }
 """Commands with more options than a first call needs, and the options that `--help` shows first."""
 

@@ -1,8 +1,10 @@
 """The server's settings: defaults, overridden by a YAML file, then by the command line. Each value is checked."""
 
 import json
-from dataclasses import dataclass, fields
+import re
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 from gradus.config.description import setting
 from gradus.config.settings import Settings
@@ -16,6 +18,10 @@ from gradus.text.tools.formats import NAMES
 ANY_NAME = "*"
 MAX_NAMES = 64
 MAX_NAME_LENGTH = 256
+
+MAX_MODELS = 64
+NAMED = re.compile(r"([^=:/\\]+)=(.+)", re.DOTALL)
+"""A model with a name for requests: NAME=MODEL. A path or a hub id may hold a = after its first /."""
 
 _WHERE, _LIMITS, _ACCESS, _REPORTS, _API = "Where", "Limits", "Access", "Reports", "Protocols"
 _SAMPLING = "Sampling of requests that leave it out"
@@ -46,6 +52,23 @@ class ServerConfig(Settings):
     Raises ConfigError naming the key, the allowed values and the value given.
     """
 
+    models: tuple[str, ...] = setting(
+        (),
+        "A model to serve, as for --model alone, or NAME=MODEL to choose its name in requests. Several are loaded when "
+        "a request names them, the first one at the start; all other settings are the same for each.",
+        unset="the one that model names",
+        flags=("--model", "-m"),
+        metavar="MODEL",
+    )
+    max_loaded: int = setting(
+        1,
+        "Most of several models that are loaded at once, each with an equal part of the memory; where another one is "
+        "asked for, the one used least recently sleeps.",
+        least=1,
+        most=MAX_MODELS,
+    )
+    share: tuple[int, int] = (1, 1)
+    """(models that are loaded with this one, models that may be): which part of the memory is this one's."""
     host: str = setting("127.0.0.1", "The address to listen on; beyond loopback, it needs API keys.", panel=_WHERE)
     allowed_hosts: tuple[str, ...] = setting(
         (),
@@ -295,6 +318,7 @@ class ServerConfig(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._settle_models()
         self._check_traces()
         for name in self.allowed_hosts:
             if host_alone(name) is None:
@@ -320,6 +344,46 @@ class ServerConfig(Settings):
             )
         if self.otlp_capture_content and endpoint is None:
             raise ConfigError("otlp_capture_content has no effect without otlp_traces_endpoint: give both, or neither")
+
+    def _settle_models(self) -> None:
+        """Turn a list of one model into `model`. Raises ConfigError for what does not combine with several."""
+        if len(self.models) == 1:
+            (only,) = self.models
+            named = NAMED.fullmatch(only)
+            object.__setattr__(self, "model", named[2] if named else only)
+            if named:
+                object.__setattr__(self, "served_model_name", (named[1], *self.served_model_name))
+            object.__setattr__(self, "models", ())
+        if not self.models:
+            return
+        if len(self.models) > MAX_MODELS:
+            raise ConfigError(f"model takes at most {MAX_MODELS} models, got {len(self.models)}")
+        for name in SINGLE:
+            if getattr(self, name) not in (None, (), 1):
+                raise ConfigError(f"{name} is for one model, not for {len(self.models)}: {SINGLE[name]}")
+        if self.max_loaded > len(self.models):
+            raise ConfigError(f"max_loaded must be at most {len(self.models)}, the number of models")
+        names = [named for named, _ in self._named()]
+        for name in names:
+            if names.count(name) > 1:
+                raise ConfigError(f"two models are called {name}: write NAME=MODEL for one of them")
+        _check_names(tuple(names))
+
+    def _named(self) -> list[tuple[str, str]]:
+        """Return the models with their names in requests."""
+        from gradus.loading import model_name
+
+        found = [(NAMED.fullmatch(text), text) for text in self.models]
+        return [(named[1], named[2]) if named else (model_name(text), text) for named, text in found]
+
+    def each(self) -> "list[ServerConfig]":
+        """Return one configuration for each model: this one, if there is one model."""
+        if not self.models:
+            return [self]
+        return [
+            replace(self, models=(), model=model, served_model_name=(name,), max_loaded=1)
+            for name, model in self._named()
+        ]
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -365,9 +429,28 @@ class ServerConfig(Settings):
         if not isinstance(content, dict):
             raise ConfigError(f"{path}: must hold `key: value` lines, found a {type(content).__name__}")
         try:
-            return cls().replaced(content)
+            return cls().replaced(_models_of(content))
         except ConfigError as error:
             raise ConfigError(f"{path}: {error}") from error
+
+
+SINGLE = {
+    "phase": "a phase keeps its engine's memory, so leave it out",
+    "served_model_name": "write NAME=MODEL for each",
+    "speculate": "a drafter fits one model, so leave it out",
+    "tool_format": "each model's own is found by its files, so leave it out",
+    "tensor_parallel": "its devices' memory is not shared out, so leave it out",
+    "pipeline_parallel": "its devices' memory is not shared out, so leave it out",
+    "prefix_dir": "a directory keeps one engine's prefixes, so leave it out",
+}
+"""Settings that do not combine with several models, and what to do."""
+
+
+def _models_of(content: dict[Any, Any]) -> dict[Any, Any]:
+    """Let `model` be a list in a file. A single one of several models is written as `model: x`, too."""
+    if not isinstance(content.get("model"), list):
+        return content
+    return {name: value for name, value in content.items() if name != "model"} | {"models": content["model"]}
 
 
 def _check_names(names: tuple[str, ...]) -> None:

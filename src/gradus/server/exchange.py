@@ -134,14 +134,19 @@ def _cut(params: SamplingParams, room: int) -> SamplingParams:
 
 
 class Served(Protocol):
-    """The served model as the protocols see it.
+    """A served model as the protocols see it.
 
-    info: None while it loads. model: its name in answers, the first of `names`. front_end: its tokenizer and templates;
-    raises Unavailable while it loads.
+    state: its engine's. on_demand: whether it is loaded by its first request. info: None before it was loaded. model:
+    its name in answers, the first of `names`. front_end: its tokenizer and templates; raises Unavailable while it
+    loads.
     """
 
     @property
     def config(self) -> ServerConfig: ...
+    @property
+    def state(self) -> str: ...
+    @property
+    def on_demand(self) -> bool: ...
     @property
     def info(self) -> ModelInfo | None: ...
     @property

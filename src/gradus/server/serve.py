@@ -34,6 +34,7 @@ from gradus.server.http.app import create_app
 from gradus.server.http.keys import Keys
 from gradus.server.http.protocol import protocol_with_deadline
 from gradus.server.http.tls import tls_options
+from gradus.server.models.registry import Models
 from gradus.server.notify import Manager
 
 log = logging.getLogger(__name__)
@@ -51,13 +52,13 @@ def serve(config: ServerConfig, loader: str = "gradus.server.engine.loading") ->
     """
     logs.set_up(config)
     listening = bind(config)
-    client = EngineClient(config, loader)
-    server = Server(config, client)
+    models = Models.of(config, loader)
+    server = Server(config, models)
     server.run(sockets=[listening])
     if server.load_error is not None:
         raise server.load_error
-    code = 1 if client.state == "failed" else 0
-    if not client.stopped:
+    code = 1 if models.failed else 0
+    if not models.stopped:
         # A thread inside a kernel can neither be interrupted nor safely left running at interpreter exit.
         log.warning("leaving without waiting for the engine's current step")
         logging.shutdown()
@@ -93,13 +94,14 @@ def bind(config: ServerConfig, *, shared: bool = False) -> socket.socket:
 class Server(uvicorn.Server):
     """uvicorn with its own signal handling: the first signal drains, the second ends running requests at once.
 
-    app: one around that of `create_app`, if anything is.
+    served: the models, or the only one's client. app: one around that of `create_app`, if anything is.
     """
 
-    def __init__(self, config: ServerConfig, client: EngineClient, app: ASGIApp | None = None) -> None:
+    def __init__(self, config: ServerConfig, served: Models | EngineClient, app: ASGIApp | None = None) -> None:
+        models = served if isinstance(served, Models) else Models(served)
         super().__init__(
             uvicorn.Config(
-                app or create_app(client, config),
+                app or create_app(models.first, config, models),
                 http=protocol_with_deadline(config.receive_timeout),
                 loop=LOOP,
                 ws="none",
@@ -112,7 +114,8 @@ class Server(uvicorn.Server):
                 **tls_options(config),
             )
         )
-        self.client = client
+        self.models = models
+        self.client = models.first  # whose load ends the start
         self.load_error: Exception | None = None
         self._announcing: asyncio.Task[None] | None = None
         self._draining: asyncio.Task[None] | None = None
@@ -131,13 +134,13 @@ class Server(uvicorn.Server):
         if self.started:
             self._announcing = self.loop.create_task(self._announce(*self.address))
             if self._manager is not None:
-                self._following = self.loop.create_task(self._manager.follow([self.client]))
+                self._following = self.loop.create_task(self._manager.follow(list(self.models)))
 
     async def _announce(self, host: str, port: int) -> None:
         """Print how to reach the server once the model is loaded; a server that is closing may listen no longer. Leave
         when the engine has failed too often, if another process then starts the server again."""
         try:
-            info = await self.client.loaded()
+            info = await self.models.loaded()
         except Exception as error:
             self.load_error = error
             self.should_exit = True
@@ -146,7 +149,8 @@ class Server(uvicorn.Server):
             if self._manager is not None:
                 self._manager.ready()
             if leaves_on_failure(self.client.config):
-                await self.client.supervisor.given_up.wait()
+                given_up = [asyncio.ensure_future(client.supervisor.given_up.wait()) for client in self.models]
+                await asyncio.wait(given_up, return_when=asyncio.FIRST_COMPLETED)
                 log.error("leaving with status 1, so that the service manager starts the server again")
                 self.should_exit = True
 
@@ -165,15 +169,15 @@ class Server(uvicorn.Server):
                 self._manager.stopping()
             log.info("draining for at most %g s; one more signal stops at once", self.client.config.drain_timeout)
             self._draining = self.loop.create_task(self._drain())
-        elif not self.client.hurried:
-            self.client.hurry()
+        elif not self.models.hurried:
+            self.models.hurry()
         else:
-            self.client.abandon()  # tasks that are cancelled instead would each write a traceback
+            self.models.abandon()  # tasks that are cancelled instead would each write a traceback
             self.should_exit = True
 
     async def _drain(self) -> None:
         """Drain while still listening, so that new requests get a 503 that says so."""
-        await self.client.drain(self.client.config.drain_timeout)
+        await self.models.drain(self.client.config.drain_timeout)
         self.should_exit = True
 
 

@@ -9,6 +9,7 @@ from typer import Option
 from gradus import extras
 from gradus.cli import options, terminal
 from gradus.config.settings import NEITHERS, THE_ENGINES, Settings
+from gradus.errors import ConfigError
 from gradus.server.config import ServerConfig
 
 deploy = typer.Typer(help="Serve a model with several replicas, or run it for another process.", no_args_is_help=True)
@@ -22,7 +23,7 @@ def about() -> None:
 
 
 @deploy.command("ray")
-@options.settings_of(ServerConfig, without=("tls_cert", "tls_key"))
+@options.settings_of(ServerConfig, without=("tls_cert", "tls_key", "models", "max_loaded"))
 def ray(
     replicas: Annotated[int, Option(help="Replicas, each with an engine of its own.", rich_help_panel=_REPLICAS)] = 1,
     max_replicas: Annotated[
@@ -60,6 +61,8 @@ def ray(
     from gradus.deploy.run import deploy as run
 
     settings = (ServerConfig.from_yaml(config) if config else ServerConfig()).merge(given)
+    if settings.models:
+        raise ConfigError("gradus deploy serves one model: name one, and deploy the others on their own")
     plan = Plan(settings, replicas, max_replicas, gpus, max_imbalance, fronts)
     terminal.print_note(f"starting {replicas} replicas of {settings.model}")
     return run(plan)

@@ -2,7 +2,7 @@
 a model would reach."""
 
 import logging
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -36,7 +36,7 @@ PerRequest = Annotated[
 ]
 
 
-@options.settings_of(ServerConfig)
+@options.settings_of(ServerConfig, without=("model",))  # `models` has its flags
 def serve(
     config: Annotated[
         Path | None, Option("--config", "-c", help="A YAML file of settings; options on the command line override it.")
@@ -62,6 +62,8 @@ def serve(
       gradus serve --config configs/cpu.yaml --dry-run    # where the memory would go
       gradus serve --explain random:llama-3.1-8b --card l40s --objective ttft:500,tpot:50
       gradus serve --model ./mine.gguf --served-model-name mine gpt-4o-mini --temperature 0.3
+      gradus serve --model small=smollm2-135m --model code=qwen2.5-coder-0.5b    # loaded by turns
+      gradus serve --sleep-after 600    # no memory while nobody asks
       gradus serve --memory-fraction 0.6 --max-context 8192
       gradus serve --impl exercises/p03    # your own phase behind HTTP
       gradus serve --allowed-host gradus.lan    # behind a proxy of that name
@@ -92,9 +94,9 @@ def serve(
 def _settings(config: Path | None, explain: str | None, given: dict[str, Any]) -> ServerConfig:
     """Merge the file's settings and the options. Raises ConfigError, also for an extra that they need."""
     if explain is not None:
-        if given.get("model", explain) != explain:
+        if given.get("models"):
             raise RequestError("--explain names the model: leave --model out", param="explain")
-        given["model"] = explain
+        given["models"] = (explain,)
     settings = (ServerConfig.from_yaml(config) if config else ServerConfig()).merge(given)
     if settings.otlp_traces_endpoint is not None:
         extras.require("otel", "--otlp-traces-endpoint")
@@ -108,6 +110,24 @@ def _refuse_alone(*, json: bool, **options: str | None) -> None:
             raise RequestError(f"--{name} goes with --explain MODEL", param=name)
     if json:
         raise RequestError("--json goes with --dry-run and --explain: a server's answers are JSON anyway", param="json")
+
+
+def _plan_each(settings: ServerConfig, json: bool) -> None:
+    """Show the memory of each of several models, as if it were the first to be loaded."""
+    from gradus.cli.memory import as_dict, render
+    from gradus.loading import open_checkpoint
+    from gradus.server.engine.loading import planned
+
+    plans = {}
+    for each in settings.each():
+        part = replace(each, share=(1, settings.max_loaded))
+        plans[each.names[0]] = planned(part, open_checkpoint(each.model))[0]
+    if json:
+        memory = {name: as_dict(plan) for name, plan in plans.items()}
+        terminal.print_json({"settings": asdict(settings), "models": memory})
+        return
+    for name, plan in plans.items():
+        terminal.print_text(f"{'model':<20}{name}\n{render(plan)}\n\n")
 
 
 def _plan(settings: ServerConfig, json: bool) -> None:
@@ -124,6 +144,9 @@ def _plan(settings: ServerConfig, json: bool) -> None:
     tls_options(settings)
     if settings.impl is not None and settings.phase is not None:
         terminal.print_note(solution.load(settings.phase, Path(settings.impl)).note)
+    if settings.models:
+        _plan_each(settings, json)
+        return
     checkpoint = open_checkpoint(settings.model)
     memory, draft = planned(settings, checkpoint)
     if json:

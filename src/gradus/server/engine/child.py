@@ -13,6 +13,8 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import cast
 
+import msgspec
+
 from gradus.device import program
 from gradus.server.config import ServerConfig
 from gradus.server.engine.messages import (
@@ -58,8 +60,9 @@ class EngineProcess:
     def pid(self) -> int | None:
         return None if self._child is None or self._child.process is None else self._child.process.pid
 
-    def start(self) -> None:
-        self._child = Child(self._load, self._receive, self._loop, after=self._child)
+    def start(self, share: tuple[int, int] = (1, 1)) -> None:
+        load = msgspec.structs.replace(self._load, settings=self._load.settings | {"share": share})
+        self._child = Child(load, self._receive, self._loop, after=self._child)
 
     def send(self, command: Command) -> None:
         if self._child is not None:

@@ -23,8 +23,9 @@ class Link(Protocol):
 
     restarts: bool
 
-    def start(self) -> None:
-        """Begin to load the engine. Its first message is Loaded or LoadFailed."""
+    def start(self, share: tuple[int, int] = (1, 1)) -> None:
+        """Begin to load the engine. Its messages begin with Loading, until Loaded or LoadFailed. share: as in
+        ServerConfig."""
 
     def send(self, command: Command) -> None:
         """Send a command, which wakes a sleeping engine. Without an engine it is dropped."""

@@ -8,7 +8,7 @@ same two functions can replace it.
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from gradus.config.options import SERVED_STEP_TARGET
+from gradus.config.options import SERVED_STEP_TARGET, SETTINGS
 from gradus.engine.core import Core
 from gradus.engine.request import ModelLimits
 from gradus.errors import ConfigError
@@ -16,7 +16,7 @@ from gradus.loading import Progress
 from gradus.loading.default_sampling import Recommended
 from gradus.server.config import ServerConfig
 from gradus.server.engine.messages import ModelInfo
-from gradus.structured import begin_index, grammars_of
+from gradus.structured import grammars_of
 
 if TYPE_CHECKING:
     import torch
@@ -37,10 +37,7 @@ def open_tokenizer(config: ServerConfig, progress: Progress | None = None) -> "T
     if config.phase is None:
         from gradus.loading import open_tokenizer as open_alone
 
-        tokenizer = open_alone(config.model, progress=progress)
-        if tokenizer is not None:
-            begin_index(tokenizer)  # while the engine loads: later, all streams would wait for Python's lock
-        return tokenizer
+        return open_alone(config.model, progress=progress)
     from gradus.loading import open_checkpoint
 
     checkpoint = _opened[config.model] = open_checkpoint(config.model, progress=progress)
@@ -72,6 +69,7 @@ def prepared(settings: ServerConfig, checkpoint: "Checkpoint", device: "torch.de
     if settings.runner is not None:
         raise ConfigError("the memory of a model in another process is that process's to plan: leave out --runner")
     config = checkpoint.config
+    settings = settings.merge({"memory_fraction": memory_fraction(settings, device.type)})
     limits = ModelLimits(config.vocab_size, resolve_context(settings.context_length, config.context_length))
     options = settings.options(limits, device.type)
     keeps = keeps_bits(settings.dtype, options, device)
@@ -125,9 +123,25 @@ def keywords(config: ServerConfig) -> dict[str, Any]:
     from gradus.models.precision import resolve_device
 
     given, cut = config.keywords(), config.phase is None and "chunked" not in config.switch_off
+    if config.share[1] > 1:
+        given["memory_fraction"] = memory_fraction(config, resolve_device(config.device).type)
     if given["step_target"] is None and cut and config.runner is None and resolve_device(config.device).type == "cpu":
         given["step_target"] = SERVED_STEP_TARGET
     return given
+
+
+def memory_fraction(config: ServerConfig, device: str) -> float | None:
+    """Return a model's part of `memory_fraction`. device: "cpu" or "cuda".
+
+    It counts from the whole of a GPU's memory, of which the other models hold their parts, and from what is free of a
+    CPU's.
+    """
+    place, places = config.share
+    given: float | None = config.keywords()["memory_fraction"]
+    if places == 1:
+        return given
+    whole: float = SETTINGS["memory_fraction"].suits[device] if given is None else given
+    return whole * place / places if device == "cuda" else whole / places
 
 
 def described(llm: "LLM", config: ServerConfig | None = None) -> ModelInfo:

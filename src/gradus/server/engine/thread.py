@@ -36,7 +36,7 @@ class EngineThread:
     def alive(self) -> bool:
         return self._thread.is_alive()
 
-    def start(self) -> None:
+    def start(self, share: tuple[int, int] = (1, 1)) -> None:
         self._thread.start()
 
     def send(self, command: Command) -> None:

@@ -25,7 +25,6 @@ from gradus.server.api.completions import Completions
 from gradus.server.api.errors import Problem, failure_of, problem_of
 from gradus.server.api.fields import MOST_NAMED
 from gradus.server.api.generate import Generate
-from gradus.server.api.models import check_name
 from gradus.server.api.openapi import openapi_of_generate
 from gradus.server.api.responses.body import Responses
 from gradus.server.api.schemas import openapi_of
@@ -39,13 +38,14 @@ from gradus.server.http.bodies import Bodies, BodyLog
 from gradus.server.http.body import read_json
 from gradus.server.http.hosts import OwnHosts
 from gradus.server.http.keys import Keys
-from gradus.server.http.model_routes import add_model_routes
+from gradus.server.http.model_routes import add_model_routes, known
 from gradus.server.http.record import REQUEST_ID, Records, record_of
 from gradus.server.http.slices import JsonInSlices
 from gradus.server.http.streaming import STAGE_S, EventStream, cancelled_with_client
 from gradus.server.http.watch.routes import add_xray
 from gradus.server.limits import MAX_HEADER_BYTES, MAX_HEADERS, body_limit, check_logprobs, limits, logprobs_limit
 from gradus.server.metrics.exposition import CONTENT_TYPE, Exposition
+from gradus.server.models.registry import Models
 from gradus.server.page.document import document
 from gradus.server.results import Stream
 from gradus.text.completion import Completion
@@ -62,16 +62,20 @@ OPENED_BY = {"/tokenizer_info": "--tokenizer-info"}
 CLIENT_CLOSED_REQUEST = 499  # nginx's status for an answer whose client has left; it appears only in logs
 
 
-def create_app(client: EngineClient, config: ServerConfig) -> FastAPI:
-    """Make the application. It starts the client on its own event loop, and closes it on shutdown."""
+def create_app(client: EngineClient, config: ServerConfig, models: Models | None = None) -> FastAPI:
+    """Make the application. It starts the clients on its own event loop, and closes them on shutdown.
+
+    client: the first model's, or the only one's. models: all; None: that one alone.
+    """
+    served = models or Models(client)
 
     tracer, end_traces = _traces(config)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        client.start()
+        served.start()
         yield
-        await client.close()
+        await served.close()
         await end_traces()
 
     # the interactive documentation pages load scripts from elsewhere; the schema itself is at /openapi.json
@@ -91,7 +95,7 @@ def create_app(client: EngineClient, config: ServerConfig) -> FastAPI:
             raise AssertionError("the route's own application answers")
 
         async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-            response = await respond(Request(scope, receive), read, client, config)
+            response = await respond(Request(scope, receive), read, served, config)
             await response(scope, receive, send)
 
         extra = openapi_of_generate(config) if path == "/generate" else openapi_of(path, config)
@@ -105,10 +109,10 @@ def create_app(client: EngineClient, config: ServerConfig) -> FastAPI:
     route("/v1/responses", Responses.parse, "Answer a conversation, in OpenAI's protocol of responses")
     route("/v1/completions", Completions.parse, "Continue prompts, as OpenAI's completions do")
     route("/v1/messages", Messages.parse, "Answer a conversation, in Anthropic's protocol")
-    add_model_routes(app, client, config)
+    add_model_routes(app, served, config)
 
-    _add_reports(app, client, config)
-    add_xray(app, client, config)
+    _add_reports(app, served, config)
+    add_xray(app, served, config)
     return app
 
 
@@ -164,7 +168,7 @@ def _add_middleware(app: FastAPI, client: EngineClient, config: ServerConfig) ->
     app.add_middleware(Records, meter=client.meter, keys=keys, lines=config.log_requests)
 
 
-def _add_reports(app: FastAPI, client: EngineClient, config: ServerConfig) -> None:
+def _add_reports(app: FastAPI, models: Models, config: ServerConfig) -> None:
     """Add the routes that only report."""
 
     @app.get("/health", summary="Whether requests are taken: 200, or 503 with the reason")
@@ -172,16 +176,17 @@ def _add_reports(app: FastAPI, client: EngineClient, config: ServerConfig) -> No
     @app.get("/ping", summary="The same, by the name that SageMaker expects")
     @app.post("/ping", include_in_schema=False)
     async def health() -> Response:
-        engine = client.info.engine if client.info else None
-        status: dict[str, Any] = {"status": client.state, "reason": client.reason, "engine": engine}
-        if (progress := client.supervisor.progress) is not None:
-            status["progress"] = progress
+        client = next((one for one in models if not one.supervisor.ready), models.first)
+        status = health_of(client)
+        if len(models) > 1:
+            status["models"] = {one.model: health_of(one) for one in models}
         refusal = client.supervisor.refusal
         again = {"retry-after": str(refusal.retry_after)} if refusal and refusal.retry_after else {}
         return json_response(200 if client.supervisor.ready else 503, status, again)
 
     @app.get("/health/live", summary="Whether a restart would not help: 503 once the engine has failed")
     async def live() -> Response:
+        client = next((one for one in models if one.state == "failed"), models.first)
         alive = client.state != "failed"
         return json_response(200 if alive else 503, {"status": "live" if alive else "failed", "reason": client.reason})
 
@@ -191,9 +196,13 @@ def _add_reports(app: FastAPI, client: EngineClient, config: ServerConfig) -> No
 
     @app.get("/stats", summary="Totals, the queue, the cache, and every limit")
     async def stats() -> Response:
-        return json_response(200, client.stats() | {"limits": limits(config, client.info)})
+        client = models.first
+        if len(models) == 1:
+            return json_response(200, client.stats() | {"limits": limits(config, client.info)})
+        found = {one.model: one.stats() | {"limits": limits(config, one.info)} for one in models}
+        return json_response(200, {"models": found, "loaded": [one.model for one in models if one.loaded_now]})
 
-    exposition = Exposition(client.measured, alias=config.metrics_alias == "vllm")
+    exposition = Exposition([client.measured for client in models], alias=config.metrics_alias == "vllm")
 
     @app.get("/metrics", summary="Measurements, as Prometheus's text", response_class=Metrics)
     async def metrics() -> Response:
@@ -211,6 +220,14 @@ def _add_reports(app: FastAPI, client: EngineClient, config: ServerConfig) -> No
         return json_response(200, {"name": "gradus", "version": gradus.__version__, "routes": routes}, vary)
 
 
+def health_of(client: EngineClient) -> dict[str, Any]:
+    """Describe the state of a model's engine, and what its load is at, if there is one."""
+    engine = client.info.engine if client.info else None
+    progress = client.supervisor.progress
+    found = {"status": client.state, "reason": client.reason, "engine": engine}
+    return found if progress is None else found | {"progress": progress}
+
+
 class Metrics(Response):
     media_type = CONTENT_TYPE
 
@@ -219,11 +236,13 @@ def read_generate(body: Any, client: EngineClient) -> Exchange:
     return Generate.parse(body, client.config, client.model)
 
 
-async def respond(request: Request, read: Reader, client: EngineClient, config: ServerConfig) -> Response:
+async def respond(request: Request, read: Reader, models: Models, config: ServerConfig) -> Response:
     """Answer a body of `read`'s protocol, whole or as a stream of events."""
-    body = await read_json(request, max_bytes=body_limit(config, client.info), timeout=config.receive_timeout)
-    check_name(body, client)
+    body = await read_json(request, max_bytes=body_limit(config, models.largest()), timeout=config.receive_timeout)
+    client = models.chosen(body)
+    await known(request, client)
     exchange, record = read(body, client), record_of(request.scope)
+    record.meter = client.meter
     if client.info is not None:
         check_logprobs(exchange.asks, client.info.limits.context_length, logprobs_limit(config, client.info))
     stream = client.submit(*admitted(record, exchange.asks), key=record.key, name=record.id)

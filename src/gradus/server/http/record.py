@@ -46,7 +46,7 @@ class Record:
     best_priority: the lowest priority that the key's requests may have; None without keys.
     tally: counts its tokens; None if it generates nothing. started: seconds of `time.monotonic`.
     path: the client's own. problem: why it was refused, or failed before its answer began. trace: its span, if requests
-    are traced.
+    are traced. meter: of the model that it is for; None if it is for none.
     """
 
     id: str
@@ -63,6 +63,7 @@ class Record:
     path: str = ""
     problem: Problem | None = None
     trace: "RequestTrace | None" = None
+    meter: Meter | None = None
 
     def follow(self, tally: Tally) -> None:
         """Count the request's tokens, for the log and for its key."""
@@ -168,7 +169,7 @@ class Records:
 
     def _end(self, record: Record, scope: Scope) -> None:
         record.route = getattr(scope.get("route"), "path", UNMATCHED)
-        self.meter.by_key.add(record.key, record.route, record.status, record.tally)
+        (record.meter or self.meter).by_key.add(record.key, record.route, record.status, record.tally)
         if record.route not in PROBES:
             route = "none" if record.route == UNMATCHED else record.route
             self.meter.answered(route, record.method, record.status, time.monotonic() - record.started)
