@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -36,15 +37,20 @@ from gradus.load.jobs.lengths import Lengths
 from gradus.load.jobs.mix import Mix
 from gradus.load.trials import Trial, Trials
 from gradus.server.engine.messages import STEP
-from phases.p13_serving.load.formulas import Load
+from phases.p13_serving.load.formulas import Load, spread
 from phases.p13_serving.load.simulator import Pace
 
 MODEL, SLOTS, BUDGET = "smollm2-135m", 8, 256
-PROMPT, OUTPUT = (16, 48), (8, 24)
-ROWS, ROWS_S = (1, 2, 3, 4, 5, 6, 7, 8), 4.0
-SHARES, RATES_S = (0.2, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.15), 20.0
-USERS, USERS_S = (1, 2, 4, 6, 8, 12, 16, 24), 8.0
-STREAMS, STREAM, LONG = 7, 40, 600  # decoding streams, tokens of each, tokens of the prompt that arrives among them
+PROMPT, OUTPUT = (8, 24), (8, 24)
+ROWS, ROWS_S = (1, 2, 4, 8), 3.0
+SHARES, RATES_S, WARM_S = (0.2, 0.4, 0.6, 0.7, 0.8, 0.9, 1.0, 1.15), 15.0, 1.0
+USERS, USERS_S = (1, 2, 4, 8, 16, 24), 4.0
+STREAMS, STREAM, SHORT, LONG = (
+    7,
+    60,
+    8,
+    400,
+)  # decoding streams, tokens of each, of their prompts, and of one that arrives
 BEFORE, AFTER = 8, 16  # steps that are kept around those of the long prompt
 MIX = Mix(Lengths(*PROMPT), Lengths(*OUTPUT))
 Steps = list[dict[str, int]]
@@ -83,13 +89,16 @@ def watched(server: Server) -> Iterator[Steps]:
 
 
 def durations(steps: Steps) -> list[tuple[int, int, float]]:
-    """(rows that decoded, tokens of prompts, ms) of the steps that follow another one at once."""
-    found = []
-    for before, step in zip(steps, steps[1:], strict=False):
-        if step["number"] == before["number"] + 1 and step["start"] < before["end"] + 2000:
-            begun = max(before["ready"], step["start"])
-            found.append((step["decode"], step["prefill"], (step["ready"] - begun) / 1e3))
-    return found
+    """(rows that decoded, tokens of prompts, ms) of the steps that another one followed at once.
+
+    A step lasts until the next one begins: on a CPU the host is the device, and computes while it launches.
+    """
+    busy = (pair for pair in pairwise(steps) if pair[1]["start"] < pair[0]["end"] + 2000)
+    return [
+        (step["decode"], step["prefill"], (after["start"] - step["start"]) / 1e3)
+        for step, after in busy
+        if after["number"] == step["number"] + 1
+    ]
 
 
 def fitted(found: list[tuple[int, int, float]]) -> dict[str, Any]:
@@ -98,7 +107,9 @@ def fitted(found: list[tuple[int, int, float]]) -> dict[str, Any]:
     A line through the medians of steps without prompts, by rows, gives `fixed` and `row`; a prompt's token has what
     the others take longer, in the median. Medians, because a disturbed step would move a mean.
     """
-    by_rows = {rows: [ms for count, tokens, ms in found if count == rows and not tokens] for rows in ROWS}
+    by_rows = {
+        rows: [ms for count, tokens, ms in found if count == rows and not tokens] for rows in range(1, SLOTS + 1)
+    }
     steps = [(rows, median(times), len(times)) for rows, times in by_rows.items() if len(times) > 4]
     row, fixed = np.polyfit([rows for rows, *_ in steps], [ms for _, ms, _ in steps], 1).tolist()
     token = median([(ms - fixed - row * rows) / tokens for rows, tokens, ms in found if tokens])
@@ -112,9 +123,7 @@ def pace_of(found: dict[str, Any]) -> Pace:
 
 
 def expected(found: dict[str, Any]) -> Load:
-    low, high = OUTPUT
-    spread = ((high - low + 1) ** 2 - 1) ** 0.5 / 12**0.5 / (sum(OUTPUT) / 2)
-    return Load(pace_of(found), sum(PROMPT) / 2, sum(OUTPUT) / 2, spread)
+    return Load(pace_of(found), sum(PROMPT) / 2, sum(OUTPUT) / 2, spread(*OUTPUT))
 
 
 # -- the parts ---------------------------------------------------------------------------------------------------------
@@ -136,9 +145,9 @@ def rates(server: Server, trials: Trials, found: dict[str, Any]) -> list[dict[st
     rows = []
     for share in SHARES:
         rate = significant(share * expected(found).capacity)
-        count = max(20, round(rate * RATES_S))
+        count = max(20, round(rate * (RATES_S + WARM_S)))
         jobs = MIX.jobs(at_random(count, rate, Random(f"rate {share}")), trials.vocab_size, f"rate {share}")
-        rows.append(_kept(trials.send(jobs, rate=rate, warmup=RATES_S / 20)) | {"share": share})
+        rows.append(_kept(trials.send(jobs, rate=rate, warmup=WARM_S)) | {"share": share})
         print(rows[-1], flush=True)
     return rows
 
@@ -152,15 +161,15 @@ def users(server: Server, trials: Trials, found: dict[str, Any]) -> list[dict[st
 def steps(server: Server, trials: Trials, found: dict[str, Any]) -> dict[str, Any]:
     """A long prompt arrives among streams. Times in ms, from the first step that is kept."""
     ids = Random("steps").random
-    jobs = [Job(0.0, _prompt(ids, 24, trials.vocab_size), STREAM) for _ in range(STREAMS)]
+    jobs = [Job(0.0, _prompt(ids, SHORT, trials.vocab_size), STREAM) for _ in range(STREAMS)]
     jobs.append(Job(0.0, _prompt(ids, LONG, trials.vocab_size), 8, late=True))
     with watched(server) as taken:
         trial = trials.send(jobs)
-    chunks = [place for place, step in enumerate(taken) if step["prefill"] > STREAMS * 24 // 2 and step["decode"]]
+    chunks = [place for place, step in enumerate(taken) if step["prefill"] and step["decode"] == STREAMS]
     kept = taken[max(0, chunks[0] - BEFORE) : chunks[-1] + AFTER]
     began = kept[0]["start"]
     rows = [
-        [round((step[name] - began) / 1e3, 2) for name in ("start", "ready")] + [step["decode"], step["prefill"]]
+        [round((step[name] - began) / 1e3, 2) for name in ("start", "end")] + [step["decode"], step["prefill"]]
         for step in kept
     ]
     gaps = [1e3 * max(answer.gaps) for answer in trial.answers[:STREAMS]]
@@ -173,12 +182,13 @@ def _prompt(random: Callable[[], float], length: int, vocab_size: int) -> tuple[
 
 def _for_seconds(trials: Trials, users: int, seconds: float, seed: str) -> Trial:
     """A closed loop of about so long: a first, short one says how many requests that takes."""
-    for count in (3 * users, None):
-        if count is None:
-            count = max(4 * users, round(seconds * len(trial.answers) / max(trial.answers[-1].last - trial.run.start, 0.1)))
-        jobs = MIX.jobs([0.0] * count, trials.vocab_size, f"{seed} {users} {count}")
-        trial = trials.send(jobs, users=users)
-    return trial
+
+    def send(count: int) -> Trial:
+        return trials.send(MIX.jobs([0.0] * count, trials.vocab_size, f"{seed} {users} {count}"), users=users)
+
+    first = send(3 * users)
+    pace = len(first.answers) / (max(answer.last for answer in first.answers) - first.run.start)
+    return send(max(4 * users, round(seconds * pace)))
 
 
 def _kept(trial: Trial) -> dict[str, Any]:
@@ -188,7 +198,7 @@ def _kept(trial: Trial) -> dict[str, Any]:
 
 
 PARTS: dict[str, Callable[[Server, Trials, dict[str, Any]], Any]] = {
-    "pace": pace, "rates": rates, "users": users, "steps": steps,
+    "pace": pace, "rates": rates, "steps": steps, "users": users,
 }  # fmt: skip
 
 
@@ -217,7 +227,7 @@ def main() -> None:
         for name, part in PARTS.items():
             if asked.only in (None, name):
                 found[name] = part(server, trials, found)
-    asked.out.write_text(json.dumps(found, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+                asked.out.write_text(json.dumps(found, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -107,7 +107,10 @@ def test_what_can_be_promised_lies_below_the_lowest_failure(phase, given, wanted
 
 
 class Noisy:
-    """A server that keeps 0.2 s up to `knee`. lies: the numbers of the probes that say the opposite."""
+    """A server that has a p99 of 0.2 s up to `knee`, and of 0.4 s above it.
+
+    lies: the numbers of the probes that say the opposite. late: of those whose client was 1 s late.
+    """
 
     def __init__(self, knee, lies=(), late=()):
         self.knee, self.lies, self.late = knee, lies, late
@@ -116,7 +119,7 @@ class Noisy:
     def __call__(self, rate):
         self.asked.append(rate)
         number = len(self.asked)
-        return Point(rate, 0.1 if (rate <= self.knee) != (number in self.lies) else 0.4, 1.0 * (number in self.late))
+        return Point(rate, 0.2 if (rate <= self.knee) != (number in self.lies) else 0.4, 1.0 * (number in self.late))
 
 
 @of("p13")
@@ -174,6 +177,18 @@ def test_the_search_takes_the_middle_of_a_ratio(phase):
     found = [round(rate, 1) for rate in server.asked[:5]]
     assert found == [1, 64, 8, 22.6, 13.5], f"1, 64, then 8, 22.6 and 13.5; yours: {found}"
     assert len(server.asked) == 9, f"within 5 % after 9 probes; yours took {len(server.asked)}"
+    server = Noisy(201)
+    find(server, 0.2, 200, 220, tries=1)
+    assert len(server.asked) == 3, f"from 200 to 220, 1 more probe is within 5 %; yours took {len(server.asked) - 2}"
+
+
+@of("p13")
+def test_the_search_ends_where_the_precision_is_reached(phase):
+    server = Noisy(1.2)
+    found = find(server, 0.2, 1, 1.5, precision=0.5, tries=1)
+    assert (found, len(server.asked)) == (1, 2), (
+        f"1.5 is within 50 % of 1: 1, after 2 probes; yours: {found}, after {len(server.asked)}"
+    )
 
 
 @of("p13")
@@ -251,7 +266,9 @@ def test_a_replica_loses_what_was_unused_for_longest_ends_first(phase, room, pro
     for prompt in prompts:
         one.take(["ABCDE".index(letter).to_bytes() for letter in prompt])
     found = letters(one)
-    assert found == wanted, f"after {', '.join(prompts)}: {why}: {wanted}, the oldest first; yours: {found or 'nothing'}"
+    assert found == wanted, (
+        f"after {', '.join(prompts)}: {why}: {wanted}, the oldest first; yours: {found or 'nothing'}"
+    )
 
 
 @of("p13")
@@ -260,6 +277,7 @@ def test_a_replica_loses_what_was_unused_for_longest_ends_first(phase, room, pro
     [
         ([replica(A), replica(A, B), replica()], 1, "the second knows two blocks, the first one"),
         ([replica(A, inside=0), replica(A, B, inside=4)], 1, "4 more inside is not more than 4"),
+        ([replica(A, B, inside=3), replica(A, inside=2)], 0, "3 and 2 differ by 1, so prefixes decide"),
         ([replica(A, inside=0), replica(A, B, inside=5)], 0, "5 more inside is more than 4: the idlest"),
         ([replica(A, B, inside=3), replica(inside=8), replica(inside=2)], 2,
          "8 and 2 differ by 6: the idlest, though the first knows more and is far from the busiest"),

@@ -67,8 +67,8 @@ KNEE = Exercise(
             "Count probes that keep the limit and probes that do not, until one count is more than half of `tries`. "
             "Check each point before it counts, and raise LateClient for one that is not valid.",
             "votes = [0, 0] · while max(votes) <= tries // 2: point = probe(rate); if not valid(point, limit): raise "
-            "LateClient(f'at {rate:g} requests/s the client was {1e3 * point.late:.0f} ms late'); "
-            "votes[point.p99 <= limit] += 1 · return votes[True] > votes[False]",
+            "LateClient(f'at {rate:g} requests/s the client was {point.late:.3f} s late'); "
+            "votes[point.p99 <= limit] += 1 · return votes[True] > tries // 2",
         ),
         "find": (
             "`low` always passes and `high` always fails: which two cases end the search before that holds? When are "
@@ -88,8 +88,8 @@ KNEE = Exercise(
             "neither a failure nor a pass."
         ),
         "passes": (
-            "A majority of three turns a probe that errs once in five times into one that errs once in ten. Most rates are "
-            "far from the knee, where two probes agree, so stopping early saves nearly a third of the time."
+            "If a probe errs once in five times, a majority of three errs once in ten. Most rates are far from the "
+            "knee, where two probes agree, so stopping early saves nearly a third of the time."
         ),
         "find": (
             "The invariant is that `low` has passed and `high` has failed, so both are tried first. The middle of a "
@@ -109,9 +109,9 @@ ROUTER = Exercise(
             "Begin with the digest of the salt. For each full block, hash the digest before it together with the "
             "block's tokens: that is the block's name, and the digest before the next one. An incomplete block at the "
             "end has no name.",
-            "found, before = [], blake2b(salt.encode(), digest_size=8).digest() · for start in range(0, len(prompt) - "
+            "found, before = [], blake2b(salt.encode()).digest() · for start in range(0, len(prompt) - "
             "size + 1, size): block = ','.join(map(str, prompt[start : start + size])); before = blake2b(before + "
-            "block.encode(), digest_size=8).digest(); found.append(before) · return found",
+            "block.encode()).digest(); found.append(before) · return found",
         ),
         "Replica.matched": (
             "The first block was evicted, and the second is still there. How much of the prompt can be reused?",

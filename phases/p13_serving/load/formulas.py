@@ -11,6 +11,11 @@ from dataclasses import dataclass
 from phases.p13_serving.load.simulator import Pace
 
 
+def spread(low: int, high: int) -> float:
+    """The standard deviation of whole numbers from `low` to `high`, all equally likely, as a share of their mean."""
+    return math.sqrt(((high - low + 1) ** 2 - 1) / 12) / ((low + high) / 2)
+
+
 @dataclass(frozen=True, slots=True)
 class Load:
     """prompt, output: mean tokens of a request. spread: standard deviation of `output`, as a share of its mean."""
@@ -71,4 +76,4 @@ class Load:
 
     def ttft(self, rate: float, share: float) -> float:
         """The wait, half of the step that is under way, and the step that reads the prompt."""
-        return self.wait(rate, share) + 1.5 * self.tpot(rate)
+        return self.wait(rate, share) + 1.5 * self.tpot(rate) + self.prompt * self.pace.token

@@ -14,10 +14,10 @@ Name = bytes
 
 def names(prompt: Sequence[int], salt: str = "", size: int = BLOCK) -> list[Name]:
     """A name for each full block of a prompt, made of the salt and of all tokens up to the block's end."""
-    found, before = [], blake2b(salt.encode(), digest_size=8).digest()
+    found, before = [], blake2b(salt.encode()).digest()
     for start in range(0, len(prompt) - size + 1, size):
         block = ",".join(map(str, prompt[start : start + size]))
-        before = blake2b(before + block.encode(), digest_size=8).digest()
+        before = blake2b(before + block.encode()).digest()
         found.append(before)
     return found
 
