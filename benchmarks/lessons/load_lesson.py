@@ -45,12 +45,7 @@ PROMPT, OUTPUT = (8, 24), (8, 24)
 ROWS, ROWS_S = (1, 2, 4, 8), 3.0
 SHARES, RATES_S, WARM_S = (0.2, 0.4, 0.6, 0.7, 0.8, 0.9, 1.0, 1.15), 15.0, 1.0
 USERS, USERS_S = (1, 2, 4, 8, 16, 24), 4.0
-STREAMS, STREAM, SHORT, LONG = (
-    7,
-    60,
-    8,
-    400,
-)  # decoding streams, tokens of each, of their prompts, and of one that arrives
+STREAMS, STREAM, SHORT, LONG = 7, 60, 8, 400  # streams, their tokens, those of their prompts, and of a late prompt
 BEFORE, AFTER = 8, 16  # steps that are kept around those of the long prompt
 MIX = Mix(Lengths(*PROMPT), Lengths(*OUTPUT))
 Steps = list[dict[str, int]]
@@ -104,14 +99,15 @@ def durations(steps: Steps) -> list[tuple[int, int, float]]:
 def fitted(found: list[tuple[int, int, float]]) -> dict[str, Any]:
     """The terms of a step's time in ms, and the medians that they come from.
 
-    A line through the medians of steps without prompts, by rows, gives `fixed` and `row`; a prompt's token has what
-    the others take longer, in the median. Medians, because a disturbed step would move a mean.
+    A line through the medians of steps without prompts, by rows, gives `fixed` and `row`, each median with the weight
+    of its steps; a prompt's token has what the others take longer, in the median. A disturbed step would move a mean.
     """
     by_rows = {
         rows: [ms for count, tokens, ms in found if count == rows and not tokens] for rows in range(1, SLOTS + 1)
     }
     steps = [(rows, median(times), len(times)) for rows, times in by_rows.items() if len(times) > 4]
-    row, fixed = np.polyfit([rows for rows, *_ in steps], [ms for _, ms, _ in steps], 1).tolist()
+    weights = [count**0.5 for *_, count in steps]
+    row, fixed = np.polyfit([rows for rows, *_ in steps], [ms for _, ms, _ in steps], 1, w=weights).tolist()
     token = median([(ms - fixed - row * rows) / tokens for rows, tokens, ms in found if tokens])
     terms = {"fixed": significant(fixed), "row": significant(row), "token": significant(token)}
     return terms | {"steps": [[rows, significant(ms), count] for rows, ms, count in steps]}
@@ -147,7 +143,7 @@ def rates(server: Server, trials: Trials, found: dict[str, Any]) -> list[dict[st
         rate = significant(share * expected(found).capacity)
         count = max(20, round(rate * (RATES_S + WARM_S)))
         jobs = MIX.jobs(at_random(count, rate, Random(f"rate {share}")), trials.vocab_size, f"rate {share}")
-        rows.append(_kept(trials.send(jobs, rate=rate, warmup=WARM_S)) | {"share": share})
+        rows.append(_kept(trials.send(jobs, rate=rate, warmup=WARM_S)))
         print(rows[-1], flush=True)
     return rows
 

@@ -1,7 +1,7 @@
 """Latency against load, as the formulas predict it and as the simulated server has it.
 
 python -m phases.p13_serving.load
-python -m phases.p13_serving.load --fixed 10 --row 0.1 --slots 64       # steps that rows hardly lengthen: a GPU's
+python -m phases.p13_serving.load --fixed 10 --row 0.1 --token 0.02 --slots 64      # steps that hardly grow: a GPU's
 python -m phases.p13_serving.load --closed                              # users that wait for their answers
 """
 
@@ -33,12 +33,12 @@ def row(server: Server, objective: Objective) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--fixed", type=float, default=5.8, help="ms of every step")
-    parser.add_argument("--row", type=float, default=1.9, help="ms per decoding request")
-    parser.add_argument("--token", type=float, default=0.12, help="ms per token of a prompt")
+    parser.add_argument("--fixed", type=float, default=5.0, help="ms of every step")
+    parser.add_argument("--row", type=float, default=1.8, help="ms per decoding request")
+    parser.add_argument("--token", type=float, default=1.2, help="ms per token of a prompt")
     parser.add_argument("--slots", type=int, default=8, help="requests that run at once")
     parser.add_argument("--budget", type=int, default=256, help="tokens of a step")
-    parser.add_argument("--prompt", type=lengths, default=(16, 48), help="tokens of a prompt, as in 16-48")
+    parser.add_argument("--prompt", type=lengths, default=(8, 24), help="tokens of a prompt, as in 8-24")
     parser.add_argument("--output", type=lengths, default=(8, 24), help="tokens of an answer")
     parser.add_argument("--ttft", type=float, default=200, help="ms: the objective for the first token")
     parser.add_argument("--tpot", type=float, default=30, help="ms: the objective for each further token")

@@ -55,10 +55,12 @@ class Load:
         return sum(inside * share for inside, share in enumerate(self.states(rate)))
 
     def tpot(self, rate: float) -> float:
-        """Mean seconds per token. Little's law: what runs is the rate times the time that each request stays."""
-        if rate >= self.capacity:
-            return self.step(self.pace.slots)
-        return self.running(rate) / (rate * self.output)
+        """Mean seconds per token after the first.
+
+        By Little's law a request stays for what runs, divided by the rate. Its own prompt is no part of this time.
+        """
+        stays = self.running(rate) / rate if rate < self.capacity else self.output * self.step(self.pace.slots)
+        return (stays - self.prompt * self.pace.token) / self.output
 
     def waits(self, rate: float) -> float:
         """The share of requests that find all slots taken: random arrivals see the shares of time."""

@@ -31,7 +31,7 @@ def replicas() -> Drawing:
     drawing.words(
         LEFT,
         SECOND + HIGH + 56,
-        "Follow a prefix up to this imbalance: requests of the busiest less those of the idlest.",
+        "Follow a prefix, up to this imbalance of requests inside",
     )
     return drawing
 
