@@ -36,18 +36,18 @@ def predicted() -> Any:
 
 def opened(metric: str, name: str) -> list[tuple[float, float]]:
     """(requests per second that were sent, ms) of the open loads: "ttft" or "tpot", "p50", "p99" or "mean"."""
-    return [(row["rate"], row[f"{metric}_ms"][name]) for row in recorded()["rates"]]
+    return [(row["rate"], row[f"{metric}_ms"][name]) for row in recorded()["open"]]
 
 
 def answered(which: str) -> list[tuple[float, float]]:
-    """(requests per second that were answered, p99 of TTFT in ms) of the "rates" or of the "users"."""
+    """(requests per second that were answered, p99 of TTFT in ms) of the "open" loads or of the "closed" ones."""
     return [(row["requests_s"], row["ttft_ms"]["p99"]) for row in recorded()[which]]
 
 
 def knee() -> float:
     """The highest measured rate that keeps LIMIT_MS, below the lowest that does not."""
     found = part("knee")
-    points = [found.Point(row["rate"], row["ttft_ms"]["p99"], row["late_ms_p99"]) for row in recorded()["rates"]]
+    points = [found.Point(row["rate"], row["ttft_ms"]["p99"], row["late_ms_p99"]) for row in recorded()["open"]]
     return float(found.kept(points, LIMIT_MS))
 
 
