@@ -7,6 +7,7 @@ ARGS   ?=
 PYTHON ?=
 CPU    ?=
 CLIENTS ?=
+TARGET ?= cpu
 QUICK  ?=
 
 # The supported versions, newest first: pyproject.toml's requires-python, which tests/repository compares.
@@ -28,7 +29,7 @@ TEST_READY  := $(VENV)/.ready-to-test
 BOOK_READY  := $(VENV)/.ready-for-the-book
 
 .DEFAULT_GOAL := help
-.PHONY: help serve course test test-gpu lint stress weights clients nightly book dist clean
+.PHONY: help serve course test test-gpu lint stress weights clients nightly book dist image clean
 
 help:
 	@echo 'Gradus: an LLM inference engine, built one optimization at a time.'
@@ -44,6 +45,7 @@ help:
 	@echo '  make nightly   weights, stress and clients, each in any case: hours; a workflow runs it every night'
 	@echo '  make book      the course and the documentation as a web book, in build/book'
 	@echo '  make dist      what a release consists of, in dist: the sdist, and the wheel built from it'
+	@echo '  make image     the container image of the server (deploy/README.md), built with Docker and tried'
 	@echo '  make clean     remove .venv and every cache; fetched models stay'
 	@echo
 	@echo 'Settings, with examples:'
@@ -54,6 +56,7 @@ help:
 	@echo '  make test-gpu QUICK=1                     each file and each kernel once'
 	@echo '  make clients CLIENTS="openai llm"         only these clients'
 	@echo '  make serve CPU=1                          PyTorch for CPUs, though there is an NVIDIA GPU (CPU=0: never)'
+	@echo '  make image TARGET=cuda                    the image for NVIDIA GPUs'
 	@echo '  make test PYTHON=/opt/python$(NEWEST)          make .venv with this Python ($(RANGE))'
 	@echo
 	@echo 'Then: .venv/bin/gradus --help'
@@ -129,6 +132,11 @@ dist: $(VENV)/bin/pip
 	$(INSTALL) --quiet build
 	rm -rf dist
 	$(IN) build
+
+image:
+	docker build --file deploy/docker/Dockerfile --target $(TARGET) --build-arg VERSION="$$(git describe --always)" \
+	  --tag gradus:$(TARGET) .
+	deploy/docker/check.sh gradus:$(TARGET)
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -37,11 +37,17 @@ from typing import Any
 
 import psutil
 
-from benchmarks.event_client import COMPLETIONS, GENERATE, Load, clients, serve_load
 from gradus.bench.record.metrics import METRICS, middle, shown, spread, values
 from gradus.bench.report import markdown
 from gradus.bench.run.blocks import last_words, vllm
 from gradus.bench.run.script import ran
+from gradus.bench.statistics import distribution, significant
+from gradus.bench.workloads import burst
+from gradus.load.asking.clients import Rules, crew
+from gradus.load.asking.clients import run as send
+from gradus.load.asking.routes import COMPLETIONS, GENERATE, Writing
+from gradus.load.asking.target import Target
+from gradus.load.jobs.job import Job
 
 OURS, THEIRS, PYTHON = "gradus", "vllm", "LLM.generate"
 BLOCKS = {"A1": OURS, "B": THEIRS, "A2": OURS}
@@ -49,6 +55,21 @@ PATHS = {OURS: (COMPLETIONS, GENERATE), THEIRS: (COMPLETIONS,)}
 SIDES = [(engine, path) for engine in (THEIRS, OURS) for path in PATHS[engine]]
 
 TOKENS, REQUESTS = "output_tok_s", "requests_s"
+
+
+@dataclass(frozen=True)
+class Load:
+    """`streams` that each send `rounds` requests, one after the other."""
+
+    streams: int
+    rounds: int
+    prompt: int
+    output: int
+
+    def jobs(self, vocab_size: int, seed: int) -> list[Job]:
+        """Draw the requests. Different seeds share no prefix, so no cache helps."""
+        arrivals = burst(self.streams * self.rounds, self.prompt, self.output, seed).arrivals(vocab_size)
+        return [Job(0.0, arrival.prompt, arrival.max_tokens) for arrival in arrivals]
 
 
 @dataclass(frozen=True)
@@ -93,7 +114,7 @@ class Command:
 def our_command(folder: Path, port: int, options: argparse.Namespace, *more: str) -> Command:
     arguments = [
         sys.executable, "-m", "gradus", "serve", "--model", str(folder), "--port", str(port),
-        "--device", options.device, "--dtype", options.dtype, "--context-length", str(CONTEXT),
+        "--device", options.device, "--dtype", options.dtype, "--context-length", str(options.context),
         "--max-sequences", str(options.sequences), "--max-waiting", "4096", "--log-level", "warning", *more,
     ]  # fmt: skip
     return Command(arguments, "/health/ready")
@@ -103,7 +124,7 @@ def vllm_command(folder: Path, port: int, options: argparse.Namespace) -> Comman
     arguments = [
         *vllm(options.vllm, "-m", "vllm.entrypoints.openai.api_server").command, "--model", str(folder),
         "--served-model-name", folder.name, "--host", "127.0.0.1", "--port", str(port), "--dtype", options.dtype,
-        "--max-model-len", str(CONTEXT), "--max-num-seqs", str(options.sequences), "--gpu-memory-utilization",
+        "--max-model-len", str(options.context), "--max-num-seqs", str(options.sequences), "--gpu-memory-utilization",
         str(VLLM_MEMORY), "--disable-uvicorn-access-log", "--uvicorn-log-level", "warning",
     ]  # fmt: skip
     return Command(arguments, "/health", vllm(options.vllm).environment)
@@ -181,7 +202,7 @@ def free_port() -> int:
 
 
 def measure_rows(
-    pool: ProcessPoolExecutor, server: Server, engine: str, rows: Mapping[str, Row], options: argparse.Namespace
+    pool: ProcessPoolExecutor | None, server: Server, engine: str, rows: Mapping[str, Row], options: argparse.Namespace
 ) -> dict[str, dict[str, list[dict[str, Any]]]]:
     """Measure every row on a running server, once unmeasured. Returns samples by row and path."""
     found: dict[str, dict[str, list[dict[str, Any]]]] = {}
@@ -190,18 +211,49 @@ def measure_rows(
             samples = []
             for repeat in range(options.repeats + 1):
                 seed = 100 * (1000 * number + options.seeds[path]) + repeat
-                prompts = row.load.prompts(options.ids, seed)
-                samples.append(_sample(pool, server, path, row.load, prompts))
+                samples.append(serve_load(pool, server, path, row.load, row.load.jobs(options.ids, seed)))
             found.setdefault(name, {})[path] = samples[1:]
             rates = ", ".join(f"{METRICS[row.metric].read(sample):,.0f}" for sample in samples)
             print(f"  {name}, {path}: {rates} {METRICS[row.metric].heading}, the first unmeasured", flush=True)
     return found
 
 
-def _sample(
-    pool: ProcessPoolExecutor, server: Server, path: str, load: Load, prompts: list[list[list[int]]]
+def serve_load(
+    pool: ProcessPoolExecutor | None, server: Server, path: str, load: Load, jobs: list[Job]
 ) -> dict[str, Any]:
-    return serve_load(pool, server.process, server.port, path, server.model, load, prompts, TEMPERATURE)
+    """Run a load. Returns a sample as `gradus.bench` keeps it, with how busy the processors were.
+
+    client_percent, server_percent: of one processor, the busiest client process and all of the server's together.
+    idle_cores: of the whole machine, on average, from the writing of the requests on. Raises RuntimeError for an answer
+    that failed or was too short.
+    """
+    idle, used, began = psutil.cpu_times(), cpu_seconds(server.process), time.monotonic()
+    writing = Writing(path, server.model, TEMPERATURE)
+    done = send(Target("127.0.0.1", server.port), writing, jobs, Rules(limit=load.streams), pool)
+    over, after, took = psutil.cpu_times(), cpu_seconds(server.process), time.monotonic() - began
+    answers = done.answers
+    for one in answers:
+        if one.error:
+            raise RuntimeError(f"an answer failed ({one.error}): {one.detail}")
+    seconds = max(one.last for one in answers) - min(one.sent for one in answers)
+    events, tokens = sum(one.events for one in answers), sum(one.tokens for one in answers)
+    return {
+        "seconds": significant(seconds, 6),
+        "completed": len(answers),
+        "output_tokens": tokens,
+        "prompt_tokens": sum(len(job.prompt) for job in jobs),
+        "tokens_an_event": significant(tokens / events, 4),
+        "ttft_ms": distribution(1e3 * one.ttft for one in answers),
+        "client_percent": round(100 * max(done.cpu_s) / seconds, 1),
+        "server_percent": round(100 * (after - used) / seconds, 1),
+        "idle_cores": round((over.idle - idle.idle) / took, 1),
+    }
+
+
+def cpu_seconds(process: psutil.Process) -> float:
+    """Return the processor time that a process and its descendants have taken."""
+    spent = [each.cpu_times() for each in (process, *process.children(recursive=True))]
+    return sum(each.user + each.system for each in spent)
 
 
 def compare(folder: Path, rows: Mapping[str, Row], options: argparse.Namespace, made: dict[str, Any]) -> str:
@@ -209,7 +261,7 @@ def compare(folder: Path, rows: Mapping[str, Row], options: argparse.Namespace, 
     made["blocks"] = {}
     logs = options.out.parent / "logs"
     logs.mkdir(parents=True, exist_ok=True)
-    with clients() as pool:
+    with crew() as pool:
         for block, engine in BLOCKS.items():
             if block not in options.blocks or (engine == THEIRS and options.vllm is None):
                 continue
@@ -284,18 +336,18 @@ def measure_kept(folder: Path, load: Load, options: argparse.Namespace, made: di
     port, log = free_port(), options.out.parent / "logs" / f"kept-{options.shape}.txt"
     log.parent.mkdir(parents=True, exist_ok=True)
     command = our_command(folder, port, options, "--cache-tokens", str(room))
-    with clients() as pool, serving(command, folder, port, log) as server, LLM(
+    with crew() as pool, serving(command, folder, port, log) as server, LLM(
         str(folder), device=options.device, dtype=options.dtype, context_length=CONTEXT,
         max_sequences=options.sequences, cache_tokens=room,
     ) as llm:  # fmt: skip
         for repeat in range(options.repeats + 1):
             for side in sides if repeat % 2 else sides[::-1]:
                 seed = 10 * repeat + sides.index(side)  # other prompts, or the server's prefix cache would have them
-                prompts = load.prompts(options.ids, seed)
+                jobs = load.jobs(options.ids, seed)
                 if side == PYTHON:
-                    sample = _through_python(llm, params, prompts)
+                    sample = _through_python(llm, params, jobs)
                 else:
-                    sample = _sample(pool, server, side, load, prompts)
+                    sample = serve_load(pool, server, side, load, jobs)
                 if repeat:
                     samples[side].append(sample)
     made["kept"] = samples
@@ -303,9 +355,9 @@ def measure_kept(folder: Path, load: Load, options: argparse.Namespace, made: di
     return kept_table(samples)
 
 
-def _through_python(llm: Any, params: Any, prompts: list[list[list[int]]]) -> dict[str, Any]:
+def _through_python(llm: Any, params: Any, jobs: list[Job]) -> dict[str, Any]:
     """All requests at once: as many run as there are streams, and the next begins where one ends, as over HTTP."""
-    flat = [prompt for rounds in zip(*prompts, strict=True) for prompt in rounds]
+    flat = [list(job.prompt) for job in jobs]
     began = time.perf_counter()
     done = llm.generate(flat, params)
     seconds = time.perf_counter() - began
@@ -342,7 +394,7 @@ def run(options: argparse.Namespace, folder: Path) -> str:
     write_folder(folder, options.shape, options.tokenizer, options.device)
     options.ids = min(SHAPES[options.shape].vocab_size, FIRST_IDS)
     options.seeds = {path: 10 * number for number, path in enumerate(PATHS[OURS])}
-    options.sequences = QUICK["streams"] if options.quick else SEQUENCES
+    options.sequences, options.context = (QUICK["streams"] if options.quick else SEQUENCES), CONTEXT
     rows = {name: row for name, row in ROWS.items() if name in options.rows}
     if options.quick:
         rows = {name: replace(row, load=Load(**QUICK)) for name, row in rows.items()}
@@ -357,7 +409,7 @@ def run(options: argparse.Namespace, folder: Path) -> str:
         "quick": options.quick,
         "repeats": options.repeats,
     }
-    _release()
+    release()
     if options.kept:
         made["load"] = vars(Load(**QUICK) if options.quick else KEPT_LOAD)
         made["table"] = measure_kept(folder, Load(**QUICK) if options.quick else KEPT_LOAD, options, made)
@@ -368,7 +420,7 @@ def run(options: argparse.Namespace, folder: Path) -> str:
     return str(made["table"])
 
 
-def _release() -> None:
+def release() -> None:
     """Give the GPU's memory back that the weights and the fingerprint have taken in this process."""
     import torch
 

@@ -26,22 +26,25 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.event_client import GENERATE, Load, clients, serve_load
 from benchmarks.server_beside_vllm import (
+    CONTEXT,
     FIRST_IDS,
     QUICK,
-    TEMPERATURE,
     TOKENS,
+    Load,
     Server,
     free_port,
     judged,
     our_command,
+    serve_load,
     serving,
     write,
 )
 from gradus.bench.record.metrics import METRICS, shown, spread, values
 from gradus.bench.report import markdown
 from gradus.bench.run.script import ran
+from gradus.load.asking.clients import crew
+from gradus.load.asking.routes import GENERATE
 
 ALONE, WATCHED = "nobody watches", "watched"
 SIDES = (ALONE, WATCHED)
@@ -102,12 +105,11 @@ def measure(model: Path, load: Load, options: argparse.Namespace, made: dict[str
     samples: dict[str, list[dict[str, Any]]] = {side: [] for side in SIDES}
     port, log = free_port(), options.out.parent / "logs" / f"watched-{options.shape}.txt"
     log.parent.mkdir(parents=True, exist_ok=True)
-    with clients() as pool, serving(our_command(model, port, options), model, port, log) as server:
+    with crew() as pool, serving(our_command(model, port, options), model, port, log) as server:
         for repeat in range(options.repeats + 1):
             for side in SIDES if repeat % 2 else SIDES[::-1]:
                 seed = 10 * repeat + SIDES.index(side)  # other prompts, or the prefix cache would have them
-                prompts = load.prompts(options.ids, seed)
-                arguments = pool, server.process, server.port, GENERATE, server.model, load, prompts, TEMPERATURE
+                arguments = pool, server, GENERATE, load, load.jobs(options.ids, seed)
                 if side == ALONE:
                     sample = serve_load(*arguments)
                 else:
@@ -152,7 +154,7 @@ def run(options: argparse.Namespace, folder: Path) -> str:
     if not tiny:
         write_folder(folder, options.shape, options.tokenizer, options.device)
     options.ids = min(SHAPES[options.shape].vocab_size, FIRST_IDS)
-    options.sequences = QUICK["streams"] if options.quick else options.streams
+    options.sequences, options.context = (QUICK["streams"] if options.quick else options.streams), CONTEXT
     load = Load(**QUICK) if options.quick else Load(options.streams, options.rounds, PROMPT, OUTPUT)
     made: dict[str, Any] = {
         "commit": options.commit or commit(),

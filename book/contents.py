@@ -16,8 +16,8 @@ START = "phases/p00_baseline/forward_pass"
 """Where the cover sends a reader who is new."""
 
 DOCS = (
-    *("install", "commands", "models", "serving", "deploy", "clients", "agents", "tools", "architecture", "parts"),
-    *("results", "comparisons", "measuring", "glossary"),
+    *("install", "commands", "models", "serving", "operations", "deploy", "clients", "agents", "tools", "architecture"),
+    *("parts", "results", "comparisons", "measuring", "glossary"),
 )
 """In the order of reading; docs/design/ follows them."""
 PROJECT = ("CONTRIBUTING", "SECURITY", "CHANGELOG")
@@ -39,7 +39,7 @@ def parts(root: Path = ROOT) -> tuple[Part, ...]:
     others = tuple(page for page in _found(root, "docs/design/*.md") if page not in designs)
     return (
         Part("The course", (*_found(root, "phases/p*/README.md"), "phases/museum/README")),
-        Part("The engine", tuple(f"docs/{name}" for name in DOCS)),
+        Part("The engine", (*(f"docs/{name}" for name in DOCS), "deploy/README")),
         Part("Why it is built so", designs + others),
         Part("The project", (ABOUT, "reports/README", *PROJECT)),
     )

@@ -20,7 +20,7 @@ from sphinx.transforms.post_transforms import SphinxPostTransform
 
 from book.contents import ROOT, answers
 
-SHOWN = {".py", ".toml", ".yaml", ".yml", ".txt", ".json", ""}
+SHOWN = {".py", ".toml", ".yaml", ".yml", ".txt", ".json", ".service", ".sh", ""}
 DOWNLOADED = {"results.json"}  # samples are for programs
 FOLDERS = ("", "src/gradus", "phases")
 """Where a name in a page's text may begin, beside the page's own folder."""

@@ -120,7 +120,9 @@ def collector_left_alone() -> Iterator[None]:
     if os.environ.get("GRADUS_TEST_COLLECTOR") == "1":
         yield
         return
-    idle = SimpleNamespace(**dict.fromkeys(("set_threshold", "freeze", "unfreeze"), lambda *_: None))
+    idle = SimpleNamespace(
+        **dict.fromkeys(("set_threshold", "freeze", "unfreeze", "disable", "enable", "isenabled"), lambda *_: None)
+    )
     idle.collect = lambda: gc.collect() if _uses_gpu() else 0
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("gradus.garbage.gc", idle)

@@ -19,7 +19,7 @@ The way of a token, which docs/architecture.md follows, is the order in which to
     server/       the same over HTTP;  deploy/: several of it behind one address
     phases.py     the course: its syllabus, and loading a phase
     exercises/    what a student writes, put in place of ours;  course/: checking it, views of a phase, figures
-    bench/        measuring
+    bench/        measuring;  load/: what a server keeps up with
     cli/          the `gradus` command;  __main__.py: the same for `python -m gradus`;  doctor/: what works here
 
 The names below are imported when they are first used (PEP 562), so `import gradus` loads no torch.

@@ -12,6 +12,8 @@ nothing.
 
 import gc
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 YOUNG = 10_000  # objects made and not yet freed before the young ones are looked through
 
@@ -20,6 +22,19 @@ def see_all() -> None:
     """Put everything into the collector's sight again, and collect: an engine that is gone may have left cycles."""
     gc.unfreeze()
     gc.collect()
+
+
+@contextmanager
+def paused() -> Iterator[None]:
+    """Collect nothing within the block, which makes many objects that stay: looking through them again and again takes
+    a fifth of a small engine's load. Reference counts still free what has no cycles."""
+    before = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if before:
+            gc.enable()
 
 
 def spare_what_stays(owner: object) -> None:

@@ -65,6 +65,7 @@ NOT_ASKED = {
     "drafts", "draft_quantize",  # of speculate
     "prefix_dir_size",  # of prefix_dir
     "activations",  # of int4 and .gguf files alone, in tests/kernels/cpu
+    "runner",  # with all that goes with one: tests/execution/remote/test_conformance.py
     "switch_off",  # SWITCHES
 }  # fmt: skip
 

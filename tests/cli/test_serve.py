@@ -266,9 +266,7 @@ def test_settings_are_checked_before_loading_is_announced(gradus):
 
 
 def test_a_list_may_follow_one_option_or_come_with_one_each(gradus):
-    once = plan(
-        gradus, *TINY, "--served-model-name", "a", "b", "*", "--top-k", "5", "--switch-off", "graphs", "overlap"
-    )
+    once = plan(gradus, "--served-model-name", "a", "b", "*", "--top-k", "5", "--switch-off", "graphs", "overlap")
     each = plan(gradus, "--served-model-name", "a", "--served-model-name", "b", "--served-model-name=*")
     assert once["settings"]["served_model_name"] == each["settings"]["served_model_name"] == ["a", "b", "*"]
     assert once["settings"]["switch_off"] == ["graphs", "overlap"] and once["settings"]["top_k"] == 5
@@ -332,6 +330,7 @@ def test_it_serves_until_it_is_told_to_stop(process):
         "memory_fraction": 0.5,
         "prefix_dir": None,
         "prefix_dir_size": None,
+        "runner": None,
         "tensor_parallel": 1,
         "pipeline_parallel": 1,
         "switches": {"prefix_cache": False, "chunked": True, "kernels": True, "graphs": False, "overlap": True},

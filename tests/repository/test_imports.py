@@ -180,11 +180,26 @@ def test_the_check_for_imports_of_what_is_gone_lets_modules_and_names_pass():
 # -- dependencies ----------------------------------------------------------------------------------------------------
 
 
+# distributions that share one package; the exporter brings its protocol
+SHARED = {
+    "opentelemetry.sdk": "opentelemetry-sdk",
+    "opentelemetry.exporter": "opentelemetry-exporter-otlp-proto-http",
+    "opentelemetry.proto": "opentelemetry-exporter-otlp-proto-http",
+}
+
+
+def package(module: str) -> str:
+    """The part of a module's name that says whose it is."""
+    first, shared = module.split(".")[0], next((SHARED[name] for name in SHARED if module.startswith(name)), None)
+    return shared or first
+
+
 def third_party(paths: list[Path]) -> set[str]:
     """Distributions that these files import, normalized: "huggingface-hub"."""
-    modules = {name.split(".")[0] for _, tree in trees(paths) for name in imports(tree) if not name.startswith(".")}
+    modules = {package(name) for _, tree in trees(paths) for name in imports(tree) if not name.startswith(".")}
     modules -= sys.stdlib_module_names | {"gradus", "phases", "benchmarks", "tests", "book"}
-    owners = {"llama_cpp": ["llama-cpp-python"]} | packages_distributions()  # the one that is nowhere by default
+    # the one that is nowhere by default, and the one whose package others share
+    owners = {"llama_cpp": ["llama-cpp-python"]} | packages_distributions() | {"opentelemetry": ["opentelemetry-api"]}
     return {normalized(owners[module][0]) if module in owners else module for module in modules}
 
 
@@ -206,7 +221,7 @@ def project() -> dict:
 def test_every_runtime_dependency_is_imported_in_the_source_and_every_import_is_declared(project):
     optional = {"triton"}  # comes with a CUDA build of torch; the doctor reports it, GPU kernels need it
     extras = project["optional-dependencies"]
-    named = [line for extra in ("server", "plots", "ray", "peers", "llama-cpp") for line in extras[extra]]
+    named = [line for extra in ("server", "plots", "otel", "ray", "peers", "llama-cpp") for line in extras[extra]]
     declared = {normalized(line) for line in project["dependencies"] + named} - {OURSELVES}
     assert third_party(SOURCES) - optional == declared
 
@@ -221,7 +236,7 @@ def test_every_dependency_of_the_book_is_used_by_it_and_every_import_is_declared
 
 def test_the_tests_import_only_what_is_declared(project):
     extras = project["optional-dependencies"]
-    declared = project["dependencies"] + extras["dev"] + extras["server"] + extras["plots"]
+    declared = project["dependencies"] + [line for name in ("dev", "server", "plots", "otel") for line in extras[name]]
     elsewhere = {*(ROOT / "tests" / "clients" / "programs").glob("*.py"), ROOT / "tests" / "deploy" / "program.py"}
     ours = [path for path in TESTS if path not in elsewhere]  # those have an environment of their own
     assert third_party(ours) - {"triton"} <= {normalized(line) for line in declared} | {"setuptools"}
@@ -231,7 +246,7 @@ def test_every_dependency_is_pinned_and_nothing_that_only_a_cuda_build_brings(pr
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     pins = {normalized(line): line for line in lines if not line.startswith("#")}
     extras = project["optional-dependencies"]
-    named = [line for extra in ("dev", "server", "plots", "book") for line in extras[extra]]
+    named = [line for extra in ("dev", "server", "plots", "otel", "book") for line in extras[extra]]
     assert {normalized(line) for line in project["dependencies"] + named} - {OURSELVES} <= pins.keys()
     assert pins["torch"] == "torch==2.13.0"  # no +cpu: which build is pip's settings' choice
     # nvidia-ml-py only reads the driver's counters, and installs anywhere

@@ -60,7 +60,12 @@ def run_without_extras(code: str, *arguments: str) -> subprocess.CompletedProces
 
 
 def test_the_modules_of_an_extra_are_those_that_pyproject_installs():
-    owners = {"prometheus_client": "prometheus-client"}
+    owners = {
+        "prometheus_client": "prometheus-client",
+        "opentelemetry.trace": "opentelemetry-api",
+        "opentelemetry.sdk": "opentelemetry-sdk",
+        "opentelemetry.exporter.otlp.proto.http": "opentelemetry-exporter-otlp-proto-http",
+    }
     for extra, modules in extras.EXTRAS.items():
         declared = {normalized(line) for line in OPTIONAL[extra] if ";" not in line}
         if OURSELVES in declared:

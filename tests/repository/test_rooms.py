@@ -18,11 +18,11 @@ ROOMS = [
     "errors", "extras", "garbage", "phases", "exercises", "cache", "engine", "structured", "config", "scheduling",
     "device", "models", "quantization", "loading", "kernels", "attention", "calibration", "sampling", "speculative",
     "execution", "parallel", "assembly", "text", "training", "gradus", "server", "deploy", "doctor", "bench",
-    "course", "cli", "__main__",
+    "course", "load", "cli", "__main__",
 ]  # fmt: skip
 
 # What measures, trains and teaches: for people at a terminal, never part of an engine that serves.
-TOOLS = {"bench", "course", "training", "exercises", "calibration"}
+TOOLS = {"bench", "course", "load", "training", "exercises", "calibration"}
 ENGINE = {
     "engine", "scheduling", "execution", "speculative", "sampling", "cache", "attention", "kernels", "models",
     "quantization", "parallel", "assembly", "device", "config", "text", "loading", "server", "structured", "deploy",
@@ -31,8 +31,9 @@ ENGINE = {
 MOST_FILES = 15  # side by side in one folder
 # Rooms whose own rooms import one way: each imports what its page names before it.
 IN_ORDER = {
-    "bench", "cli", "course", "execution", "kernels", "server", "server/api", "server/api/anthropic",
-    "server/api/responses", "server/engine", "server/http", "server/metrics", "text",
+    "bench", "cli", "course", "execution", "kernels", "load", "load/asking", "load/batch", "load/jobs",
+    "server", "server/api", "server/api/anthropic",
+    "server/api/responses", "server/engine", "server/http", "server/metrics", "server/page", "text",
 }  # fmt: skip
 
 Arrow = tuple[str, str]  # the module that imports, and the module that it imports

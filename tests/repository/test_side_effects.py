@@ -58,7 +58,7 @@ def changed(before):
     after = look()
     return [name for name in before if before[name] != after[name]]
 """
-OPTIONAL = ("triton", "transformers", "llama_cpp", "ray")
+OPTIONAL = ("triton", "transformers", "llama_cpp", "opentelemetry", "ray")
 
 
 def modules() -> list[str]:

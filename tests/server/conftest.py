@@ -82,6 +82,15 @@ class Running:
         return not (self.client._streams or samples or open_requests or has_work or self.client.waiting)
 
 
+def processes():
+    """The engines' processes that this one has started."""
+    found = []
+    for each in psutil.Process().children():
+        with contextlib.suppress(psutil.NoSuchProcess):  # or a zombie
+            found += [each] * ("gradus.server.engine.process" in each.cmdline())
+    return found
+
+
 def eventually(condition, seconds=10.0):
     """Wait until `condition()` holds; its last value."""
     end = time.monotonic() + seconds
@@ -97,7 +106,24 @@ def running(load=None, *, headers=None, **settings):
     elsewhere = isinstance(load, str)
     config = ServerConfig(model=written(load) if elsewhere else register(load or ScriptedCore), port=0, **settings)
     client = EngineClient(config, "tests.server.scripted", EngineProcess if elsewhere else EngineThread)
-    server, listening = Server(config, client), bind(config)
+    with answering(config, client, headers) as server:
+        server.engine = None if elsewhere else registered(config.model)
+        yield server
+
+
+@contextlib.contextmanager
+def real_running(model, **settings):
+    """A server whose engine is loaded as users' are, in a process of its own."""
+    config = ServerConfig(model=model, port=0, **settings)
+    with answering(config, EngineClient(config)) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def answering(config, served, headers=None):
+    """A server of one client, or of several models."""
+    server, listening = Server(config, served), bind(config)
+    client = server.client
     port = listening.getsockname()[1]
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
     thread.start()
@@ -106,7 +132,7 @@ def running(load=None, *, headers=None, **settings):
         with httpx.Client(base_url=url, timeout=60, trust_env=False, headers=headers) as http:
             assert eventually(lambda: server.started)
             assert eventually(lambda: client.state != "loading", 60)
-            yield Running(url, port, None if elsewhere else registered(config.model), client, server, http)
+            yield Running(url, port, None, client, server, http)
     finally:
         server.should_exit = True
         thread.join(20)

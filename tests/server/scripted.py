@@ -17,6 +17,7 @@ from gradus.engine.metrics import Metrics
 from gradus.engine.request import ModelLimits, Request, SamplingParams
 from gradus.engine.sequence import Output, Timings
 from gradus.errors import CapacityError, ConfigError  # noqa: F401  (expressions name it)
+from gradus.loading.templates import ChatTemplates
 from gradus.server.engine.loading import described
 from gradus.server.engine.messages import ModelInfo
 
@@ -35,6 +36,7 @@ class ScriptedTokenizer:
     """A character is a token by its code; a token is its number and `piece`."""
 
     special_token_ids = frozenset()
+    chat_templates = ChatTemplates()
 
     def __init__(self, piece=" "):
         self.piece = piece
@@ -269,12 +271,12 @@ def _made(config):
     return entry[1]
 
 
-def open_tokenizer(config):
+def open_tokenizer(config, progress=None):
     if config.model.startswith(WRITTEN) and "Core(" not in config.model:
         return ScriptedTokenizer()  # the engine's side is what fails
     return _made(config).tokenizer
 
 
-def load_engine(config):
+def load_engine(config, progress=None):
     made = _made(config)
     return (made, made.info) if isinstance(made, ScriptedCore) else (made.core, described(made, config))

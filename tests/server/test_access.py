@@ -13,7 +13,7 @@ from gradus.engine.request import SamplingParams, SchedulingParams
 from gradus.errors import ConfigError, RequestError
 from gradus.server.config import KeyLimits, ServerConfig
 from gradus.server.exchange import Ask
-from gradus.server.http.access import PUBLIC, admitted, check_exposure, salt_of
+from gradus.server.http.access import PAGE, PUBLIC, admitted, check_exposure, salt_of
 from gradus.server.http.keys import VARIABLE, Key, Keys, digest_of, new_key, read_keys, write_keys
 from gradus.server.http.record import Record
 from tests.server.conftest import eventually, running, tiny_llm
@@ -127,7 +127,7 @@ def test_a_refusal_has_the_shape_of_the_paths_protocol(server, path):
 def test_the_page_of_the_docs_names_the_public_paths_and_no_other():
     page = (Path(__file__).parents[2] / "docs" / "serving.md").read_text(encoding="utf-8")
     table = page.split("| public path | |")[1].split("\n\n")[0]
-    assert set(re.findall(r"^\| `(/\S*)`", table, re.MULTILINE)) == PUBLIC
+    assert set(re.findall(r"^\| `(/\S*)`", table, re.MULTILINE)) == PUBLIC | {PAGE}
 
 
 # -- keys --------------------------------------------------------------------------------------------------------------

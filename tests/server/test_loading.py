@@ -8,7 +8,7 @@ from gradus.engine.structured import Structured
 from gradus.loading import Tokenizer
 from gradus.server.config import ServerConfig
 from gradus.server.engine import loading
-from gradus.structured import Grammars, grammars_of
+from gradus.structured import Grammars, begin_index, grammars_of
 from gradus.structured.vocabulary import PADDING, Vocabulary
 from tests.server.conftest import eventually
 
@@ -66,6 +66,7 @@ def test_a_front_end_builds_its_index_once_before_it_knows_the_models_width(monk
     built, of = [], Vocabulary.of
     monkeypatch.setattr(Vocabulary, "of", lambda *given: built.append(of(*given)) or built[-1])
     tokenizer = loading.open_tokenizer(FINAL)
+    begin_index(tokenizer)  # as EngineClient does
     eventually(lambda: len(built) == 1)
     grammars = grammars_of(tokenizer, ModelLimits(width, 64, (0,)))
     assert grammars.vocabulary().vocab_size == width and len(built) == times

@@ -28,7 +28,14 @@ from gradus.text.completion import Completion, Delta
 from tests.server.conftest import events, eventually, running
 from tests.server.scripted import ScriptedCore
 
-# what the Grafana dashboards of vLLM query, and the type that they take it for
+# The metrics that vLLM's Grafana dashboards query, with the type that they take each for. From examples/observability:
+# grafana, performance_statistics and query_statistics as in the sdist of 0.33.0; vllm_overview, vllm_instances,
+# vllm_kv_cache, vllm_service_status and vllm_speculative_decoding as in the repository (commits 0b9faa41 to 712d7547).
+# The list leaves out metrics that vLLM itself has with an option alone: kv_block_* (--kv-cache-metrics), nixl_*,
+# kv_offload_*, simple_kv_offload_*, external_prefix_cache_* and num_requests_kv_fetch_by_stage (KV connectors),
+# lora_requests_info, estimated_* (MFU), sleep_mode_* and rl_weight_update_* (once such a call was made). Two of theirs
+# are missing here: mm_cache_*, since no model reads pictures, and prompt_tokens_cached_by_source_total, since hits in
+# host memory are not counted apart.
 OF_VLLM = {
     "e2e_request_latency_seconds": "histogram",
     "time_to_first_token_seconds": "histogram",
@@ -55,6 +62,23 @@ OF_VLLM = {
     "request_inference_time_seconds": "histogram",
     "cache_config_info": "gauge",
     "kv_cache_usage_perc": "gauge",
+    "prompt_tokens_cached_total": "counter",
+    "prompt_tokens_by_source_total": "counter",
+    "request_prefill_kv_computed_tokens": "histogram",
+    "spec_decode_num_drafts_total": "counter",
+    "spec_decode_num_draft_tokens_total": "counter",
+    "spec_decode_num_accepted_tokens_total": "counter",
+}
+
+# The same dashboards, from the library that vLLM counts HTTP requests with, and from Prometheus's own.
+OF_LIBRARIES = {
+    "http_requests": {"handler", "method", "status"},
+    "http_request_duration_seconds": {"handler", "method"},
+    "process_cpu_seconds": set(),
+    "process_resident_memory_bytes": set(),
+    "process_start_time_seconds": set(),
+    "process_open_fds": set(),
+    "process_max_fds": set(),
 }
 
 
@@ -93,6 +117,9 @@ def test_the_names_that_vllms_dashboards_query_are_there_with_their_types_and_la
         for sample in family.samples:
             assert sample.labels["model_name"] == "scripted" and sample.labels["engine"] == "0"
             assert kind != "counter" or sample.name == f"vllm:{name}"
+    for name, labels in OF_LIBRARIES.items():
+        assert families[name].samples
+        assert all(sample.labels.keys() - {"le"} == labels for sample in families[name].samples)
     reasons = {sample.labels["finished_reason"] for sample in families["vllm:request_success"].samples}
     assert reasons == {"stop", "length", "abort", "error"}
 
@@ -116,7 +143,21 @@ def test_the_overview_of_vllm_finds_errors_by_class_of_status_and_waiting_by_rea
     assert families["http_requests"].samples[0].labels.keys() == {"handler", "method", "status"}
     assert value(families, "vllm:num_requests_waiting_by_reason", reason="capacity") == 2
     assert value(families, "vllm:num_requests_waiting_by_reason", reason="deferred") == 0
+    assert value(families, "http_request_duration_seconds_count", handler="/generate", method="POST") == 2
+    assert 0 < value(families, "http_request_duration_seconds_sum", handler="/generate") < 20
     assert value(families, "process_resident_memory_bytes") > 1e6 and value(families, "process_cpu_seconds_total") > 0
+
+
+def test_the_objectives_that_vllms_overview_offers_are_edges_of_its_histograms(serving):
+    """It reads the share of requests within one from the bucket of that very label."""
+    families = scraped(serving())
+
+    def edges(name):
+        return {sample.labels["le"] for sample in families[f"vllm:{name}"].samples if "le" in sample.labels}
+
+    assert {"0.1", "0.25", "0.5", "0.75", "1.0", "2.5", "5.0", "10.0"} <= edges("time_to_first_token_seconds")
+    offered = {"0.025", "0.05", "0.075", "0.1", "0.15", "0.2", "0.3", "0.5"}
+    assert offered <= edges("request_time_per_output_token_seconds")
 
 
 def test_the_settings_of_the_cache_are_labels():
@@ -158,9 +199,12 @@ def test_without_the_alias_there_are_only_our_names(serving):
 
 def test_there_are_metrics_while_the_model_loads():
     client = EngineClient(ServerConfig(model="not-loaded"))
-    families = text_string_to_metric_families(Exposition(client.measured, alias=True).text().decode())
+    families = text_string_to_metric_families(Exposition([client.measured], alias=True).text().decode())
     found = {family.name: family for family in families}
     assert found["gradus_ready"].samples[0].value == 0
+    states = {sample.labels["state"]: sample.value for sample in found["gradus_engine_state"].samples}
+    assert states.pop("loading") == 1 and {"ready", "stalled", "restarting", "failed"} <= states.keys()
+    assert not any(states.values())
     assert found["vllm:request_prompt_tokens"].samples[0].labels["model_name"] == "not-loaded"
 
 
@@ -350,6 +394,16 @@ def test_tokens_of_one_step_share_the_time_before_them():
     assert dict(meter.inter_token.cumulative([0.001, 0.002]))["0.002"] == 3
 
 
+def test_prompt_tokens_are_told_apart_by_where_their_keys_and_values_came_from():
+    meter, _, _ = metered(prompts=[[1, 2, 3]] * 2)
+    meter.report([delta(end="length", cached=2), delta(name="r1", end="length")], 0.0, None)
+    assert (meter.computed_tokens.count, meter.computed_tokens.sum) == (2, 1 + 3)
+    source = Source("m", Metrics(), meter, Counts(), 0, ready=True, context_length=9)
+    (family,) = [family for family in FAMILIES if family.vllm == "prompt_tokens_by_source"]
+    found = {sample.labels["source"]: sample.value for sample in vllm_metric(family, source).samples}
+    assert found == {"local_compute": 4, "local_cache_hit": 2, "external_kv_transfer": 0}
+
+
 def test_steps_that_bring_a_stream_no_token_are_no_gap():
     meter, clock, _ = metered()
     for _ in range(3):
@@ -404,15 +458,21 @@ def test_every_value_of_the_engine_has_a_metric():
     )
     drafts = Speculation(drafts=2, why="", steps=9, tokens=20, drafted=(9, 9), accepted=(6, 4))
     metrics = Metrics(preemptions=7, cached_tokens=20, active=3, cache=cache, speculation=drafts)
-    source = Source("m", metrics, Meter(), Counts(rejected=5), waiting=2, ready=True, context_length=100)
+    counts, states = Counts(rejected=5, restarts=6, self_checks=8), {"loading": False, "ready": True}
+    source = Source("m", metrics, Meter(), counts, waiting=2, ready=True, context_length=100, states=states)
     ours = {family.name: own_metric(family, source).samples for family in FAMILIES if family.name}
     for name, wanted in {
         "preemptions": 7, "prefix_cache_queries": 50, "prefix_cache_hits": 20, "cache_evictions": 2,
         "cache_refusals": 1, "draft_tokens": 18, "accepted_draft_tokens": 10, "running": 3, "waiting": 2,
         "disk_hits": 16, "disk_written_bytes": 900, "disk_lost_pages": 5, "disk_damaged_files": 4,
         "disk_bytes": 4096, "disk_files": 8, "cache_use": 0.4, "ready": 1, "rejected_requests": 5,
+        "drafts": 9, "engine_restarts": 6, "self_checks": 8,
     }.items():  # fmt: skip
         assert [sample.value for sample in ours[name]] == [wanted]
+    assert {each.labels["state"]: each.value for each in ours["engine_state"]} == {"loading": 0, "ready": 1}
+    (positions,) = [family for family in FAMILIES if family.vllm == "spec_decode_num_accepted_tokens_per_pos"]
+    accepted = {each.labels["position"]: each.value for each in vllm_metric(positions, source).samples}
+    assert accepted == {"0": 6, "1": 4}
     assert all(family.name or family.vllm for family in FAMILIES)
     (prompts,) = [family for family in FAMILIES if family.vllm == "request_prompt_tokens"]
     edges = [sample.labels["le"] for sample in vllm_metric(prompts, source).samples if "le" in sample.labels]

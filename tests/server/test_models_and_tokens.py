@@ -40,10 +40,12 @@ def test_the_model_is_listed_with_its_context(server):
     assert model == {
         "id": name,
         "object": "model",
+        "state": "ready",
         "owned_by": "gradus",
         "root": name,
         "parent": None,
         "max_model_len": server.client.info.limits.context_length,
+        "chat": True,
         "default_sampling": {"temperature": 1.0},
         "sampling_sources": {"temperature": "the protocol"},
         "type": "model",
@@ -210,7 +212,10 @@ def test_head_works_wherever_get_does(server):
     routes = server.http.get("/").json()["routes"]
     readable = [path for path, methods in routes.items() if "GET" in methods.split() and "{" not in path]
     assert {"/", "/health", "/v1/models", "/metrics", "/openapi.json"} <= set(readable)
-    for path in readable:
+    watched = server.http.head("/xray")  # its body has no end
+    assert (watched.status_code, watched.content) == (200, b"")
+    assert watched.headers["content-type"].startswith("text/event-stream")
+    for path in set(readable) - {"/xray"}:
         answer, whole = server.http.head(path), server.http.get(path)
         assert (answer.status_code, answer.content) == (whole.status_code, b"") and whole.content
         assert answer.headers["content-type"] == whole.headers["content-type"]

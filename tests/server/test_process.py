@@ -15,9 +15,10 @@ import pytest
 
 from gradus.engine.metrics import Metrics
 from gradus.engine.request import ModelLimits, Request, SamplingParams
+from gradus.loading.progress import Stage
 from gradus.server import supervisor
 from gradus.server.engine import child
-from gradus.server.engine.messages import Report, Stop, Submit
+from gradus.server.engine.messages import Loading, Report, Stop, Submit
 from gradus.server.engine.wire import VERSION, Hello, Load, PrivateSocket, frame, hello_and_messages
 from tests.server.conftest import ROOT, Process, events, eventually, running
 from tests.server.scripted import EXHAUST, EXIT, GARBAGE, HANG, KILL, PAUSE, RAISE, written
@@ -341,8 +342,12 @@ def test_a_front_end_of_another_version_is_refused(capfd):
 def test_the_process_takes_settings_and_answers_in_messages():
     with Peer(settings={"model": written("DeadlyCore()"), "max_waiting": 3, "log_level": "debug"}) as peer:
         peer.send(peer.load)
-        loaded, first = peer.messages(2)
-        assert loaded.info.model == "scripted" and first == Report(turn=1, metrics=Metrics())
+        loading, loaded, first = peer.messages(3)
+        assert (
+            loading == Loading(Stage("starting the engine"))
+            and loaded.info.model == "scripted"
+            and first == Report(turn=1, metrics=Metrics())
+        )
         peer.send(Submit.of(40, request(1)))
         reports = peer.messages(3)[:3]  # a self-check may follow at once
         assert reports[0].accepted == [40] and [report.turn for report in reports] == [2, 3, 4]

@@ -42,16 +42,21 @@ class PlayedLink:
     restarts = True
 
     def __init__(self, loader, config, receive, loop):
-        self.started, self.sent, self.killed = 0, [], 0
+        self.started, self.sent, self.killed, self.rested, self.calls = 0, [], 0, 0, []
 
-    def start(self):
+    def start(self, share=(1, 1)):
         self.started += 1
+        self.calls.append("start")
 
     def send(self, command):
         self.sent.append(command)
 
     def kill(self):
         self.killed += 1
+
+    def rest(self):
+        self.rested += 1
+        self.calls.append("rest")
 
     async def close(self, patience):
         return True

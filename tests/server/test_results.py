@@ -186,6 +186,7 @@ def test_an_encoder_that_breaks_ends_its_own_answer_alone(serving, monkeypatch, 
         return frames(self, deltas)
 
     monkeypatch.setattr(GenerateEncoder, "frames", broken)
+    monkeypatch.setattr(GenerateEncoder, "template", lambda self, delta: None)  # so that `frames` sees every delta
     server = serving(partial(ScriptedCore, step_s=0.01))
     neighbor = server.send(b'{"prompt": "a", "max_tokens": 30, "stream": true}')
     answer = server.generate(prompt="a", max_tokens=30, stream=True, seed=13)

@@ -122,6 +122,28 @@ def test_a_watcher_sees_batch_queue_steps_and_every_page(engine):
             assert start <= planned <= launched <= ready <= end and planned <= device <= ready
 
 
+def test_steps_are_seen_by_one_who_comes_in_the_middle_of_them(engine):
+    """The first commit that the recorder sees is of a plan that it has not seen: it must not take the next's place."""
+    done = threading.Event()
+
+    def busy():
+        while not done.is_set():
+            engine.generate(prompt=[5, 6, 7], max_tokens=200, ignore_eos=True)
+
+    threads = [threading.Thread(target=busy) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(4):
+            with reading(engine) as reader:
+                assert eventually(lambda seen=reader: any(event.get("steps") for event in seen.events), 5)
+    finally:
+        done.set()
+        for thread in threads:
+            thread.join(30)
+    assert eventually(engine.idle)
+
+
 def test_nobody_watches_and_the_engine_records_nothing(engine):
     scheduler = engine.engine.core.parts.scheduler
     with reading(engine):

@@ -13,5 +13,6 @@ Read in this order:
     prefixes.py     the directory that keeps an engine's prefixes
     memory.py       a failed allocation in one line
     parallel.py     an engine whose model several processes share;  rank.py: the other processes
+    remote.py       an engine whose runner is another process
     checkpoint.py   a model loaded, and its engine built
 """

@@ -15,6 +15,7 @@ from gradus.assembly.heads import trained_heads
 from gradus.assembly.memory import enough_memory
 from gradus.assembly.parallel import assemble_ranks
 from gradus.assembly.prefixes import open_prefixes
+from gradus.assembly.remote import assemble_remote
 from gradus.config.options import EngineConfig, EngineOptions
 from gradus.engine.engine import Engine
 from gradus.errors import ConfigError
@@ -59,6 +60,8 @@ def assemble(
             engine = build(load(checkpoint, precision), options)
         return engine, replace(options, limits=engine.limits)
     assert isinstance(options, EngineConfig)
+    if options.runner is not None:
+        return assemble_remote(checkpoint, options)
     check_activations(checkpoint, options, device)
     if options.ranks > 1:
         return assemble_ranks(checkpoint, options, device, precision, progress)
@@ -74,9 +77,10 @@ def assemble(
         config = replace(config, limits=replace(config.limits, structured=keeps, lazy=keeps, prompt_logprobs=True))
         with enough_memory(config, device):
             drafter = None if draft is None else load(*draft)
-            engine = build_final(
-                load(checkpoint, precision), config, _capturing(progress), drafter, grammars, prefixes=prefixes
-            )
+            model = load(checkpoint, precision)
+            if progress is not None:
+                progress.begin("preparing the kernels", None)
+            engine = build_final(model, config, _capturing(progress), drafter, grammars, prefixes=prefixes)
             plan.check_room(device)
     return engine, config
 

@@ -10,6 +10,7 @@ Read in this order. Each room imports only rooms above it:
     measure/         one workload through one engine, timed; the machine that it runs on
     contenders/      the engines that are compared: ours, yours, and peers
     studies/         comparisons with their own tables: vLLM, quality, sampling, speculation, the scheduler
+    sizing/          what a model needs and reaches on a card, next to what was measured
     registry.py      every benchmark by its name; how a contender is predicted, and its title
     report.py        report.md, and the tables in the lessons
     run/             a whole benchmark, cell by cell; one engine in its own process; a profile

@@ -7,6 +7,7 @@ Read in this order:
     terminal.py    output to stdout, stderr and files;  progress.py: a bar during long work
     engine.py      a model loaded for a command;  loading.py: the same for a server
     memory.py      a plan of its memory, shown;  families.py: the families that load, and what their shapes cost
+    explain.py     what a model needs and reaches on a card
     commands/      one module for each group of commands
 
 Exit codes: 0 success, 1 a failure, 2 a mistake of the user's (one line on stderr), 130 Ctrl-C. A traceback is
@@ -25,6 +26,7 @@ from typer.exceptions import Abort, TyperException
 import gradus
 from gradus.cli import terminal
 from gradus.cli.commands import (
+    batch,
     bench,
     chat,
     course,
@@ -60,7 +62,11 @@ app = typer.Typer(
 FIRST = {
     "generate": layered(*_MODEL, "max_tokens", "temperature", "seed", "n", "stop", "json"),
     "chat": layered(*_MODEL, "context_length", "system", "max_tokens", "temperature", "seed"),
-    "serve": layered(*_MODEL, "context_length", "max_sequences", "host", "port", "config", "dry_run"),
+    "batch": layered("model", "device", "quantize", "base_url", "concurrency"),
+    "load": layered(
+        "requests", "prompt_tokens", "max_tokens", "request_rate", "max_concurrency", "base_url", "goodput", "find_rate"
+    ),
+    "serve": layered("models", *_MODEL[1:], "context_length", "max_sequences", "host", "port", "config", "dry_run"),
 }
 """Commands with more options than a first call needs, and the options that `--help` shows first."""
 
@@ -69,6 +75,7 @@ for command, panel in (
     (chat.chat, "Use a model"),
     (serve.serve, "Use a model"),
     (load.load, "Use a model"),
+    (batch.batch, "Use a model"),
     (models.models, "Get a model"),
     (models.pull, "Get a model"),
     (models.quantize, "Get a model"),
@@ -94,6 +101,7 @@ for command, panel in (
 INSTEAD = {
     "--api-key": "--api-key, whose value every user of the machine could read: set GRADUS_API_KEY in the environment, "
     "or name a file of keys with --api-keys",
+    "--ignore-eos": "--ignore-eos here: answers have exactly the length asked for, unless --stop-at-eos is given",
 }
 """Options of other servers → what to do here."""
 

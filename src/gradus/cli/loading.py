@@ -4,6 +4,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from gradus.cli.progress import Bars
+from gradus.loading.progress import Both, Progress
 from gradus.server import logs
 from gradus.server.engine import loading
 
@@ -27,11 +28,11 @@ class Announced(Bars):
         super().begin(task, total)
 
 
-def open_tokenizer(config: "ServerConfig") -> "Tokenizer | None":
-    with Bars() as progress:
-        return loading.open_tokenizer(config, progress)
+def open_tokenizer(config: "ServerConfig", progress: Progress) -> "Tokenizer | None":
+    with Bars() as bars:
+        return loading.open_tokenizer(config, Both(bars, progress))
 
 
-def load_engine(config: "ServerConfig") -> "tuple[Core, ModelInfo]":
-    with Announced(config) as progress:
-        return loading.load_engine(config, progress)
+def load_engine(config: "ServerConfig", progress: Progress) -> "tuple[Core, ModelInfo]":
+    with Announced(config) as bars:
+        return loading.load_engine(config, Both(bars, progress))

@@ -62,6 +62,8 @@ def _marks(parameter: inspect.Parameter) -> tuple[Any, ...]:
 def _parameter(setting: Setting, panel: str) -> inspect.Parameter:
     """Turn a setting into a typer option that is None if it was not given."""
     flag = f"--{setting.name.replace('_', '-')}"
+    if setting.default is True:
+        flag = f"{flag}/--no-{flag[2:]}"
     several = " May be given several times." if setting.kind is tuple else ""
     only = " For the final engine." if setting.heeded == "final" else ""
     option = Option(

@@ -18,7 +18,7 @@ from rich.progress import (
 )
 from rich.text import Text
 
-FEW = 10_000  # fewer bytes than any file of a model: a smaller total counts things such as CUDA graphs
+from gradus.loading.progress import FEW
 
 
 @contextmanager

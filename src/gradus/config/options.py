@@ -208,6 +208,15 @@ class EngineConfig(EngineOptions):
         heeded="final",
         panel=_CACHE,
     )
+    runner: str | None = setting(
+        None,
+        "A socket at which `gradus deploy runner` listens: that process has the model and its memory, and runs what "
+        "this one plans. Settings of memory and arithmetic are then given there.",
+        unset="none: in the engine's process",
+        heeded="final",
+        metavar="unix:/PATH",
+        panel=_LIMITS,
+    )
     prefix_cache: bool = setting(True, "Requests that begin alike share pages.", heeded="final")
     chunked: bool = setting(True, "Prompts are cut to the token budget; otherwise, each is one step.", heeded="final")
     kernels: bool = setting(

@@ -15,6 +15,18 @@ from gradus.config.options import FINAL, SETTINGS, SWITCHES, EngineConfig, Engin
 from gradus.engine.request import ModelLimits
 from gradus.errors import ConfigError
 
+THE_RUNNERS = (
+    "device", "dtype", "quantize", "page_size", "cache_tokens", "kv_dtype", "activations", "memory_fraction",
+    "speculate", "draft_quantize", "drafts", "tensor_parallel", "pipeline_parallel", "threads",
+)  # fmt: skip
+"""Settings of the process that runs the model, where that is another one than the engine's."""
+THE_RUNNERS_SWITCHES = ("chunked", "kernels", "graphs")
+THE_ENGINES = ("policy", "step_target", "phase", "impl", "runner")
+"""Settings that such a process leaves to the engine."""
+THE_ENGINES_SWITCHES = ("prefix_cache", "overlap")
+NEITHERS = ("prefix_dir", "prefix_dir_size")
+"""Settings of an engine that has the memory in its own process."""
+
 
 @dataclass(frozen=True)
 @offers(EngineConfig)
@@ -99,6 +111,8 @@ class Settings:
         if self.phase is not None:
             self._refuse_ignored(self.phase)
             return EngineOptions(limits, **given)
+        if self.runner is not None:
+            self._refuse_the_runners()
         if "chunked" in self.switch_off and "token_budget" in given:
             raise ConfigError("token_budget does nothing with chunked switched off: leave one of them out")
         if "chunked" in self.switch_off and given.get("step_target"):
@@ -109,6 +123,19 @@ class Settings:
         chosen = suiting | given | absent | dict.fromkeys(self.switch_off, False)
         yielding = (suiting.keys() | SWITCHES.keys()) - given.keys() - set(self.switch_off)
         return EngineConfig(limits, **chosen, yielding=frozenset(yielding))
+
+    def _refuse_the_runners(self) -> None:
+        """Raise ConfigError for what an engine without a model of its own would ignore."""
+        if self.prefix_dir is not None or self.prefix_dir_size is not None:
+            raise ConfigError("prefix_dir does not work with a runner in another process yet: leave one of them out")
+        unset = {one.name: one.default for one in fields(Settings)}
+        given = [name for name in THE_RUNNERS if getattr(self, name) != unset[name]]
+        given += [f"switch_off {name}" for name in THE_RUNNERS_SWITCHES if name in self.switch_off]
+        if given:
+            raise ConfigError(
+                f"{given[0]} does nothing with a runner in another process: give it to gradus deploy runner, or leave "
+                "it out"
+            )
 
     def _refuse_ignored(self, phase: str) -> None:
         given = [one.name for one in fields(Settings) if getattr(self, one.name) != one.default]
@@ -142,7 +169,8 @@ def capacity(phase: str | None, max_sequences: int) -> int:
 
 
 def stated(phase: str | None, options: EngineOptions, token_budget: int | None) -> dict[str, Any]:
-    """The engine's name, and the final values of the settings that it uses, for `/stats`.
+    """The engine's name, and the final values of the settings that it uses, for `/stats`. Those of a runner in another
+    process are left out, except for its sizes.
 
     token_budget: the scheduler's, since a phase may choose its own.
     """
@@ -151,8 +179,12 @@ def stated(phase: str | None, options: EngineOptions, token_budget: int | None) 
         "cache_tokens": options.cache_positions,
         "token_budget": token_budget,
     }
-    names = [name for name in SETTINGS if name in heeded(phase)]
+    elsewhere: tuple[str, ...] = ()
+    if isinstance(options, EngineConfig) and options.runner is not None:
+        turned_out["page_size"] = options.page_size
+        elsewhere = (*THE_RUNNERS, *THE_RUNNERS_SWITCHES, *NEITHERS)
+    names = [name for name in SETTINGS if name in heeded(phase) and (name in turned_out or name not in elsewhere)]
     values = {name: turned_out[name] if name in turned_out else getattr(options, name) for name in names}
     if isinstance(options, EngineConfig):
-        values["switches"] = {name: getattr(options, name) for name in SWITCHES}
+        values["switches"] = {name: getattr(options, name) for name in SWITCHES if name not in elsewhere}
     return {"engine": phase or FINAL, **values}

@@ -14,4 +14,6 @@ extra of the package. Read in this order:
     replica.py     the server's application and its engine, with Ray's hooks for admission, health, routing and shutdown
     router.py      the choice as Ray's RequestRouter
     run.py         the two applications, and the life of `gradus deploy ray`
+
+Without Ray, runner.py runs a model in a process of its own, for an engine in another: `gradus deploy runner`.
 """

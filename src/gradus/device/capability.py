@@ -7,6 +7,8 @@ has tuned them.
 Source: the CUDA C++ Programming Guide, "Technical Specifications per Compute Capability".
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -83,14 +85,46 @@ RESIDENT = {
 }
 
 
+class Assumed(NamedTuple):
+    """A GPU that is not here. name: as CUDA would say it."""
+
+    name: str
+    capability: Capability
+    multiprocessors: int
+
+
+_assumed: Assumed | None = None
+
+
+@contextmanager
+def assuming(gpu: Assumed | None) -> Iterator[None]:
+    """Within the block, plan for this GPU whatever is here: nothing may be allocated or launched. None: change
+    nothing."""
+    global _assumed
+    before, _assumed = _assumed, gpu or _assumed
+    try:
+        yield
+    finally:
+        _assumed = before
+
+
 def capability(device: torch.device) -> Capability:
     """The capability of a GPU. A CPU, where Triton interprets the kernels, counts as the oldest one that runs them.
 
     Raises torch's error for a GPU that does not exist.
     """
-    return OLDEST if device.type == "cpu" else Capability(*torch.cuda.get_device_capability(device))
+    if device.type == "cpu":
+        return OLDEST
+    return _assumed.capability if _assumed else Capability(*torch.cuda.get_device_capability(device))
 
 
 def multiprocessors(device: torch.device) -> int:
     """Multiprocessors of a GPU; 1 for a CPU, where Triton's interpreter runs one program after the other."""
-    return 1 if device.type == "cpu" else torch.cuda.get_device_properties(device).multi_processor_count
+    if device.type == "cpu":
+        return 1
+    return _assumed.multiprocessors if _assumed else torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def name_of(device: torch.device) -> str:
+    """CUDA's name of a GPU."""
+    return _assumed.name if _assumed else torch.cuda.get_device_name(device)

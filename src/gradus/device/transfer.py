@@ -96,6 +96,11 @@ class Arrival:
             self._event.record(current_stream(self._index))
         self._renewed = time.perf_counter()
 
+    @property
+    def reached(self) -> bool:
+        """Whether `wait` would return at once."""
+        return self._event is None or bool(self._event.query())
+
     def wait(self) -> None:
         if self._event is not None:
             self._event.synchronize()

@@ -7,6 +7,7 @@ some of them in the same plan refers to it. Objects that only commit reads (sequ
 be run, not committed.
 """
 
+import struct
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -16,6 +17,7 @@ import numpy as np
 from gradus.cache import TableChange
 from gradus.engine.plan import Admission, Column, Decodes, Plan, Sampled, Scores, Span
 from gradus.engine.request import Request, packed_ids, unpacked_ids
+from gradus.errors import RequestError
 
 MAGIC = b"gplan7"
 
@@ -91,7 +93,7 @@ def unpack(packed: bytes) -> Plan:
         admissions = [_admission(each) for each in back.admissions]
         admitted = {each.slot: each.tokens for each in admissions}
         return Plan([_span(each, admitted) for each in back.spans], admissions, back.wiped, back.decodes)
-    except (msgspec.MsgspecError, ValueError, LookupError) as error:
+    except (msgspec.MsgspecError, ValueError, LookupError, struct.error, RecursionError, RequestError) as error:
         raise PackError(f"this is no packed plan: {error}") from error
 
 
@@ -107,7 +109,11 @@ def _packed_span(span: Span, admitted: Mapping[int, tuple[int, ...]]) -> PackedS
 
 def _span(packed: PackedSpan, admitted: Mapping[int, tuple[int, ...]]) -> Span:
     start, tokens = packed.start, packed.tokens
+    if min(packed.slot, start, packed.count, packed.logits) < 0:
+        raise ValueError(f"a span of slot {packed.slot} has a negative number")
     own = admitted[packed.slot][start : start + packed.count] if tokens is None else unpacked_ids(tokens)
+    if len(own) != packed.count:
+        raise ValueError(f"a span of slot {packed.slot} has {len(own)} tokens, not the {packed.count} that it counts")
     return Span(None, packed.slot, start, own, packed.logits, packed.pages, packed.scores)
 
 

@@ -10,4 +10,5 @@ drafting/          draft models
 gpu/               on a GPU's kernels: passes, and steps replayed from CUDA graphs
 runner.py          runs plans: decodes alone, or next to prompts
 memory/            the device's memory, planned before it is taken
+remote/            a runner in another process
 """

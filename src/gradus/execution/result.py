@@ -32,6 +32,9 @@ class StepClock:
 class Landing(Protocol):
     """The point at which a step's tokens are on the host."""
 
+    @property
+    def reached(self) -> bool: ...
+
     def wait(self) -> None: ...
 
 

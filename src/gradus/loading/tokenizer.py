@@ -375,13 +375,19 @@ def _byte_alphabet() -> list[str]:
     return [chr(byte if byte in visible else 256 + hidden.index(byte)) for byte in range(256)]
 
 
-_BYTE_OF = {character: byte for byte, character in enumerate(_byte_alphabet())}
+# for str.translate; what spells no byte becomes a character that Latin-1 lacks
+_AS_LATIN_1 = dict.fromkeys(range(256), 0xFFFF) | {
+    ord(spelling): byte for byte, spelling in enumerate(_byte_alphabet())
+}
 
 
 def _byte_level(added: frozenset[str], token: str) -> bytes:
-    if token in added or not _BYTE_OF.keys() >= set(token):
+    if token in added:
         return token.encode()
-    return bytes(_BYTE_OF[character] for character in token)
+    try:
+        return token.translate(_AS_LATIN_1).encode("latin-1")
+    except UnicodeEncodeError:
+        return token.encode()
 
 
 def _add_mark(backend: tokenizers.Tokenizer, mark: str) -> int:

@@ -61,6 +61,10 @@ class Precision:
         return f"{self.name} activations" if "," in self.name else self.name
 
 
+ELSEWHERE = Precision(torch.float32, torch.float32, Linear, "another process has the weights")
+"""Stands in where no weights are loaded."""
+
+
 class NarrowLinear(Linear):
     """Weights kept in bfloat16 for activations in float32 or bfloat16.
 

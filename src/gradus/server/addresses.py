@@ -2,6 +2,7 @@
 
 import re
 from ipaddress import IPv4Address, IPv6Address
+from urllib.parse import urlsplit
 
 Host = str | IPv4Address | IPv6Address
 
@@ -35,6 +36,19 @@ def is_origin(text: str) -> bool:
     scheme, _, rest = text.partition("://")
     parts = host_and_port(rest)
     return scheme in ("http", "https") and parts is not None and text == text.lower() and not rest.endswith((".", ":"))
+
+
+def traces_url(text: str) -> str | None:
+    """Complete the URL of a collector that takes traces by OTLP over HTTP: without a path it is /v1/traces. None if the
+    text is no such URL, or holds credentials, which would come into logs."""
+    try:
+        parts = urlsplit(text)
+        good = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        return None
+    if not good or "@" in parts.netloc or parts.query or parts.fragment or not text.isprintable():
+        return None
+    return f"{parts.scheme}://{parts.netloc}{parts.path if parts.path.strip('/') else '/v1/traces'}"
 
 
 def unmapped(address: IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:

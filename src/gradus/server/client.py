@@ -22,17 +22,21 @@ import secrets
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
+from gradus.device.allocator import give_back_host_memory
 from gradus.engine.metrics import Metrics
 from gradus.engine.request import Request, SchedulingParams
 from gradus.engine.sequence import Output
 from gradus.errors import GradusError, RequestError
 from gradus.garbage import spare_what_stays
 from gradus.loading import model_name
+from gradus.loading.progress import Stage, Stages
 from gradus.server.config import ServerConfig
 from gradus.server.encoding import EncodingQueue, Job, guarded, weight
+from gradus.server.engine.child import GOODBYE_S
 from gradus.server.engine.link import MakeLink, link_for
 from gradus.server.engine.loop import loader
 from gradus.server.engine.messages import (
@@ -42,6 +46,7 @@ from gradus.server.engine.messages import (
     Failure,
     Loaded,
     LoadFailed,
+    Loading,
     ModelInfo,
     Report,
     SelfChecked,
@@ -55,10 +60,12 @@ from gradus.server.limits import check_prompt_logprobs
 from gradus.server.measures import Counts, ServiceRate, cache_stats, speculation_stats
 from gradus.server.metrics.families import Source
 from gradus.server.metrics.meter import Meter
+from gradus.server.models.pool import Pool
 from gradus.server.results import Stream
 from gradus.server.samples import Samples
 from gradus.server.supervisor import State, Supervisor
 from gradus.server.xray.watchers import Owner, Watchers
+from gradus.structured import begin_index
 from gradus.text.front_end import FrontEnd
 from gradus.text.tools.dialect import Turn
 
@@ -70,8 +77,8 @@ log = logging.getLogger(__name__)
 # Seconds that a stream waits for the last output of a request that should end: most steps are far shorter.
 LAST_WORD_S = 1.0
 
-# Seconds for an idle engine to release its memory.
-GOODBYE_S = 10.0
+# Seconds for a body to be read and submitted, once its model has been loaded for the first time.
+READ_S = 0.1
 
 # Most prompts of one body to encode on the event loop.
 MOST_AT_ONCE = 16
@@ -87,18 +94,26 @@ class EngineClient:
 
     loader: the name of the module that loads tokenizer and engine (see `gradus.server.engine.loading`).
     link: makes the connection to the engine; None: the configuration chooses between a process and a thread.
+    pool: the models that share this server's memory; None: this one alone. asleep: load it when a request needs it.
     """
 
     def __init__(
-        self, config: ServerConfig, loader: str = "gradus.server.engine.loading", link: MakeLink | None = None
+        self,
+        config: ServerConfig,
+        loader: str = "gradus.server.engine.loading",
+        link: MakeLink | None = None,
+        pool: Pool | None = None,
+        asleep: bool = False,
     ) -> None:
         self.config = config
         self.info: ModelInfo | None = None  # once loaded
         self.metrics = Metrics()
         self.counts = Counts()
         self.meter = Meter(config.price_per_hour)
-        self.supervisor = Supervisor(config, self.counts, self._lose_all)
+        self.supervisor = Supervisor(config, self.counts, self._lose_all, self._rest, self._claim)
         self.watchers = Watchers(self)
+        self.pool = pool or Pool()
+        self.on_demand = asleep
         self.started = time.monotonic()
         self.stopped = False
         self._loader = loader
@@ -106,7 +121,7 @@ class EngineClient:
         self._tokenizer: Tokenizer | None = None
         self._front_end: FrontEnd | None = None  # once loaded
         self._streams: dict[int, Stream] = {}  # by the handle of each request's first sample
-        self._samples = Samples(self.counts, partial(self._cancel, reason="cancelled"), self.forget)
+        self._samples = Samples(self.counts, self.meter.sample, partial(self._cancel, reason="cancelled"), self.forget)
         self._handles: dict[str, int] = {}  # request id → handle of its first sample
         self._fresh: dict[Stream, None] = {}  # with deltas that are to be delivered, in order of arrival
         self._next_handle = 1
@@ -115,6 +130,7 @@ class EngineClient:
         self._samples_sent = self._samples_taken = 0
         self._queued = 0  # in the engine
         self._requests = 0  # that the engine knows
+        self._readers = 0  # bodies that wait for the model's first load
         self._turns = 0  # of the engine's loop
 
     # -- life ---------------------------------------------------------------------------------------------------------
@@ -122,6 +138,7 @@ class EngineClient:
     def start(self) -> None:
         """Begin to load. Call it, like every other method, on the event loop."""
         self._loop = asyncio.get_running_loop()
+        self.pool.start(self._loop.call_later)
         self._loaded: asyncio.Future[ModelInfo] = self._loop.create_future()
         self._nothing_runs = asyncio.Event()
         self._nothing_runs.set()
@@ -130,7 +147,8 @@ class EngineClient:
         self._prompts = EncodingQueue("front-end", self.config.max_waiting, self.counts)
         self._opener = ThreadPoolExecutor(1, "tokenizer")
         self._link = self._make_link(self._loader, self.config, self.receive, self._loop)
-        self._opening = self._opener.submit(lambda: loader(self._loader).open_tokenizer(self.config))
+        stages = Stages(self._tell_stage)
+        self._opening = self._opener.submit(lambda: loader(self._loader).open_tokenizer(self.config, stages))
         self._load_task = self._loop.create_task(self._load())
 
     async def _load(self) -> None:
@@ -144,7 +162,17 @@ class EngineClient:
                 log.exception("the tokenizer could not be opened")
             self.receive(LoadFailed(Failure.of(error)))
         else:
-            self.supervisor.start(self._link)
+            self.supervisor.start(self._link, self.on_demand)
+            if self.on_demand:
+                return
+            if self.config.phase is None and self._tokenizer is not None:
+                begin_index(self._tokenizer)  # while the engine loads: later, all streams would wait for Python's lock
+            self.pool.claim(self)
+
+    def _tell_stage(self, stage: Stage) -> None:
+        """Pass on what opening the tokenizer, on its thread, is at. A loop that is closed no longer listens."""
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self.supervisor.loading, stage)
 
     @property
     def state(self) -> State:
@@ -158,6 +186,12 @@ class EngineClient:
     async def loaded(self) -> ModelInfo:
         """Wait for the model, and describe it. Raises the GradusError that ended loading, or RuntimeError."""
         return await asyncio.shield(self._loaded)
+
+    async def opened(self) -> None:
+        """Wait for the tokenizer, of a model that is loaded by its first request. Raises as `loaded` does."""
+        await asyncio.shield(self._load_task)
+        if self.state == "failed":
+            await self.loaded()
 
     async def drain(self, timeout: float) -> None:
         """Stop admitting, give running requests `timeout` seconds to end, and cancel the rest.
@@ -233,9 +267,19 @@ class EngineClient:
     def measured(self) -> Source:
         """Collect the values behind /metrics."""
         context, settings = (self.info.limits.context_length, self.info.settings) if self.info else (0, {})
-        ready = self.state == "ready"
+        states = {state: state == self.state for state in get_args(State)}
         return Source(
-            self.model, self.metrics, self.meter, self.counts, self.waiting, ready, context, self.encoding, settings
+            self.model,
+            self.metrics,
+            self.meter,
+            self.counts,
+            self.waiting,
+            self.supervisor.ready,
+            context,
+            self.encoding,
+            settings,
+            states,
+            asleep=self.state in ("asleep", "waking"),
         )
 
     # -- watchers: see `gradus.server.xray.watchers.Engine` -----------------------------------------------------------
@@ -324,6 +368,8 @@ class EngineClient:
         self._streams.update(dict.fromkeys(stream.handles, stream))
         self.meter.enter(stream)
         self._nothing_runs.clear()
+        self.supervisor.idle_since = None
+        self.pool.used(self)
 
     def _begin_later(self, stream: Stream, turns: Sequence[Turn | None], jobs: "Sequence[Job[Request]]") -> None:
         """Begin once all prompts are encoded. Meanwhile the timeout runs, and if the stream is closed, prompts whose
@@ -365,6 +411,40 @@ class EngineClient:
         except Exception:
             log.exception("%s could not be sent to the engine", stream)
             self.forget(stream, RequestFailed())
+
+    async def known(self) -> None:
+        """Wait until the model's limits are known, if it is loaded by its first request; do nothing for any other one.
+
+        At most `max_waiting` bodies wait, each at most `request_timeout`. Raises Unavailable or RequestTimeout.
+        """
+        if self.info is not None or not self.on_demand:
+            return
+        if self._readers >= self.config.max_waiting:
+            raise Unavailable("too many requests wait for this model's first load", "overloaded", 1)
+        self._readers += 1
+        try:
+            async with asyncio.timeout(self.config.request_timeout):
+                await asyncio.shield(self._load_task)  # opens the tokenizer
+                if (refusal := self.supervisor.refusal) is not None:
+                    raise refusal
+                self.supervisor.wake()
+                await asyncio.shield(self._loaded)
+        except BaseException as error:
+            self._has_read()
+            if isinstance(error, TimeoutError):
+                raise RequestTimeout("the model was not loaded within the request's timeout") from None
+            raise
+        self._loop.call_later(READ_S, self._has_read)
+
+    def _has_read(self) -> None:
+        self._readers -= 1
+        self._stay_asleep()
+        self.pool.advance()
+
+    def _stay_asleep(self) -> None:
+        """Take back the claim to a place once nobody waits for it."""
+        if not self._readers and not self.supervisor.held and self.pool.forgo(self):
+            self.supervisor.stay_asleep()
 
     @property
     def model(self) -> str:
@@ -443,6 +523,10 @@ class EngineClient:
         for name in stream.ids:
             if (handle := self._handles.get(name)) is None:
                 continue
+            if self.supervisor.withdraw(handle):
+                self._samples_sent -= stream.requests[name].params.n
+                self._stay_asleep()
+                continue
             try:
                 self.supervisor.send(Cancel(handle, reason))
             except Exception:  # the stream has to end all the same
@@ -460,6 +544,9 @@ class EngineClient:
                 self._samples.close(handle, stream.requests[name].params.n)
         if not self._streams:
             self._nothing_runs.set()
+            self.supervisor.idle_since = time.monotonic()
+        self.pool.used(self)
+        self.pool.advance()
         if stream.timer is not None:
             stream.timer.cancel()
         if error is not None:
@@ -483,6 +570,8 @@ class EngineClient:
                 self._on_report(message)
             case Watched():
                 self.watchers.read(message)
+            case Loading():
+                self.supervisor.loading(message.stage)
             case Loaded():
                 self._on_loaded(message.info, message.metrics)
             case LoadFailed():
@@ -495,26 +584,33 @@ class EngineClient:
 
     def _on_loaded(self, info: ModelInfo, metrics: Metrics) -> None:
         self.info, self.metrics = info, metrics
-        self._front_end = FrontEnd(
-            self._tokenizer,
-            info.limits,
-            self.model,
-            self._end_sample,
-            tool_format=self.config.tool_format,
-            all_schemas=self.config.tool_schemas == "all",
-            max_tool_calls=self.config.max_tool_calls,
-        )
-        spare_what_stays(self)  # a pause that no request should meet
+        if self._front_end is None:
+            self._front_end = FrontEnd(
+                self._tokenizer,
+                info.limits,
+                self.model,
+                self._end_sample,
+                tool_format=self.config.tool_format,
+                all_schemas=self.config.tool_schemas == "all",
+                max_tool_calls=self.config.max_tool_calls,
+            )
+            spare_what_stays(self)  # a pause that no request should meet
+        self._front_end.limits = info.limits  # another engine may have found less memory
         self.supervisor.loaded()
         self.watchers.begin()
+        self.pool.begins(self)
         if not self._loaded.done():
             self._loaded.set_result(info)
 
     def _on_load_failed(self, failure: Failure) -> None:
         """Give up if no load has succeeded yet: the operator has to mend the settings."""
         reason = f"the model could not be loaded: {failure.why}"
-        if self.info is not None:
+        if self.info is not None or (self.on_demand and self.supervisor.started):
+            self._loaded, failed = self._loop.create_future(), self._loaded
             self.supervisor.lose(reason)
+            if not failed.done():
+                failed.set_exception(Unavailable(reason, self.state, 1))
+                failed.exception()  # read here, in case nobody waits
             return
         self.supervisor.give_up(reason)
         self._loaded.set_exception(failure.error() or RuntimeError(reason))
@@ -524,6 +620,49 @@ class EngineClient:
         """Fail all requests: their engine is gone, and what it had to do with it."""
         for stream in set(self._streams.values()):
             self._close(stream, error)
+        self._forget_engine()
+
+    # -- as a member of the pool --------------------------------------------------------------------------------------
+
+    @property
+    def working(self) -> bool:
+        return self.supervisor.loads or self._readers > 0 or len(self._handles) > self.supervisor.held
+
+    @property
+    def loaded_now(self) -> bool:
+        """Whether it has a place in memory."""
+        return self in self.pool.loaded
+
+    @property
+    def load_s(self) -> float:
+        return self.supervisor.load_s
+
+    def load(self, share: tuple[int, int]) -> None:
+        if self._front_end is not None:
+            self._front_end.return_to_work()
+        self.supervisor.load(share)
+
+    def sleep(self) -> None:
+        self.supervisor.sleep()
+
+    def take_turns(self, yields: bool) -> None:
+        self.supervisor.take_turns(yields)
+
+    def _claim(self) -> None:
+        self.pool.claim(self)
+
+    def _rest(self) -> None:
+        """Take as little memory as possible while the engine sleeps."""
+        self._forget_engine()
+        if self._front_end is not None:
+            self._front_end.rest()
+        give_back_host_memory()
+        self.pool.leave(self)
+
+    # -- the engine's end ---------------------------------------------------------------------------------------------
+
+    def _forget_engine(self) -> None:
+        """Note that no engine has work."""
         self.metrics = dataclasses.replace(self.metrics, waiting=0, active=0, cache=None)
         self._samples_sent = self._samples_taken = self._queued = self._requests = 0
         self.watchers.lose()
@@ -542,7 +681,7 @@ class EngineClient:
                 self._cancel(stream, "cancelled")  # the other requests of its body
                 self._close(stream, failure.error() or RequestFailed())
         news = self._samples.read(report)
-        self.meter.report(news.deltas, report.step_s, report.metrics)
+        self.meter.report(news.deltas, report.step_s, report.metrics, news.plain)
         if not self._fresh:
             self._loop.call_soon(self._deliver_news)
         self._fresh |= news.streams

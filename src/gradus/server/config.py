@@ -1,21 +1,27 @@
 """The server's settings: defaults, overridden by a YAML file, then by the command line. Each value is checked."""
 
 import json
-from dataclasses import dataclass, fields
+import re
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 from gradus.config.description import setting
 from gradus.config.settings import Settings
 from gradus.engine.request import MAX_SECONDS, SamplingParams
 from gradus.errors import ConfigError, RequestError
 from gradus.loading.default_sampling import NAMES as SAMPLING
-from gradus.server.addresses import host_alone, is_origin
+from gradus.server.addresses import host_alone, is_origin, traces_url
 from gradus.text.tools.calls import MAX_CALLS, MOST_CALLS
 from gradus.text.tools.formats import NAMES
 
 ANY_NAME = "*"
 MAX_NAMES = 64
 MAX_NAME_LENGTH = 256
+
+MAX_MODELS = 64
+NAMED = re.compile(r"([^=:/\\]+)=(.+)", re.DOTALL)
+"""A model with a name for requests: NAME=MODEL. A path or a hub id may hold a = after its first /."""
 
 _WHERE, _LIMITS, _ACCESS, _REPORTS, _API = "Where", "Limits", "Access", "Reports", "Protocols"
 _SAMPLING = "Sampling of requests that leave it out"
@@ -46,6 +52,23 @@ class ServerConfig(Settings):
     Raises ConfigError naming the key, the allowed values and the value given.
     """
 
+    models: tuple[str, ...] = setting(
+        (),
+        "A model to serve, as for --model alone, or NAME=MODEL to choose its name in requests. Several are loaded when "
+        "a request names them, the first one at the start; all other settings are the same for each.",
+        unset="the one that model names",
+        flags=("--model", "-m"),
+        metavar="MODEL",
+    )
+    max_loaded: int = setting(
+        1,
+        "Most of several models that are loaded at once, each with an equal part of the memory; where another one is "
+        "asked for, the one used least recently sleeps.",
+        least=1,
+        most=MAX_MODELS,
+    )
+    share: tuple[int, int] = (1, 1)
+    """(models that are loaded with this one, models that may be): which part of the memory is this one's."""
     host: str = setting("127.0.0.1", "The address to listen on; beyond loopback, it needs API keys.", panel=_WHERE)
     allowed_hosts: tuple[str, ...] = setting(
         (),
@@ -143,6 +166,15 @@ class ServerConfig(Settings):
     step_timeout: float = setting(
         120.0,
         "Time for one engine step. A longer one counts as a hang: all requests fail, and another engine is started.",
+        above=0,
+        unit="seconds",
+        panel=_LIMITS,
+    )
+    sleep_after: float | None = setting(
+        None,
+        "Time without a request after which the engine's process ends, so that its memory is free; the next request "
+        "waits until another one is loaded.",
+        unset="never",
         above=0,
         unit="seconds",
         panel=_LIMITS,
@@ -256,6 +288,9 @@ class ServerConfig(Settings):
         metavar="FILE",
         panel=_REPORTS,
     )
+    page: bool = setting(
+        True, "Answer browsers at / with a page: a chat, with conversations kept in the browser alone.", panel=_REPORTS
+    )
     metrics_alias: str = setting(
         "vllm",
         "vllm: /metrics also has the names that vLLM's dashboards read; none: only Gradus's own.",
@@ -269,20 +304,86 @@ class ServerConfig(Settings):
         above=0,
         panel=_REPORTS,
     )
+    otlp_traces_endpoint: str | None = setting(
+        None,
+        "Send a trace of each request to this collector by OTLP over HTTP, as in http://localhost:4318; needs the "
+        "extra otel.",
+        unset="none",
+        metavar="URL",
+        panel=_REPORTS,
+    )
+    otlp_capture_content: bool = setting(
+        False, "Put prompts and answers into the traces, up to 32,768 characters each.", panel=_REPORTS
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._settle_models()
+        self._check_traces()
         for name in self.allowed_hosts:
             if host_alone(name) is None:
                 raise ConfigError(f"allowed_hosts takes names and addresses without scheme, port or path, got {name!r}")
         for origin in self.cors_origins:
             if not is_origin(origin):
                 raise ConfigError(f"cors_origins takes origins such as https://chat.example.org, got {origin!r}")
+        if self.sleep_after is not None and self.phase is not None:
+            raise ConfigError(f"sleep_after is for the final engine, not for phase {self.phase}: leave one of them out")
         _check_names(self.served_model_name)
         _ = self.sampling  # raises for values that no request could have
         if (self.tls_cert is None) != (self.tls_key is None):
             given = self.tls_cert or self.tls_key
             raise ConfigError(f"tls_cert and tls_key belong together: give both, or neither, got {given} alone")
+
+    def _check_traces(self) -> None:
+        endpoint = self.otlp_traces_endpoint
+        if endpoint is not None and traces_url(endpoint) is None:
+            raise ConfigError(
+                "otlp_traces_endpoint takes an http or https URL of a collector's OTLP over HTTP (port 4318; 4317 is "
+                "gRPC's) without credentials (those go into OTEL_EXPORTER_OTLP_HEADERS), got "
+                f"{endpoint.rpartition('@')[2][:60]!r}"
+            )
+        if self.otlp_capture_content and endpoint is None:
+            raise ConfigError("otlp_capture_content has no effect without otlp_traces_endpoint: give both, or neither")
+
+    def _settle_models(self) -> None:
+        """Turn a list of one model into `model`. Raises ConfigError for what does not combine with several."""
+        if len(self.models) == 1:
+            (only,) = self.models
+            named = NAMED.fullmatch(only)
+            object.__setattr__(self, "model", named[2] if named else only)
+            if named:
+                object.__setattr__(self, "served_model_name", (named[1], *self.served_model_name))
+            object.__setattr__(self, "models", ())
+        if not self.models:
+            return
+        if len(self.models) > MAX_MODELS:
+            raise ConfigError(f"model takes at most {MAX_MODELS} models, got {len(self.models)}")
+        for name in SINGLE:
+            if getattr(self, name) not in (None, (), 1):
+                raise ConfigError(f"{name} is for one model, not for {len(self.models)}: {SINGLE[name]}")
+        if self.max_loaded > len(self.models):
+            raise ConfigError(f"max_loaded must be at most {len(self.models)}, the number of models")
+        names = [named for named, _ in self._named()]
+        for name in names:
+            if names.count(name) > 1:
+                raise ConfigError(f"two models are called {name}: write NAME=MODEL for one of them")
+        _check_names(tuple(names))
+
+    def _named(self) -> list[tuple[str, str]]:
+        """Return the models with their names in requests."""
+        from gradus.loading import model_name
+
+        found = [(NAMED.fullmatch(text), text) for text in self.models]
+        return [(named[1], named[2]) if named else (model_name(text), text) for named, text in found]
+
+    def each(self) -> "list[ServerConfig]":
+        """Return one configuration for each model: this one, if there is one model."""
+        if not self.models:
+            return [self]
+        return [
+            replace(self, models=(), model=model, served_model_name=(name,), max_loaded=1)
+            for name, model in self._named()
+        ]
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -328,9 +429,28 @@ class ServerConfig(Settings):
         if not isinstance(content, dict):
             raise ConfigError(f"{path}: must hold `key: value` lines, found a {type(content).__name__}")
         try:
-            return cls().replaced(content)
+            return cls().replaced(_models_of(content))
         except ConfigError as error:
             raise ConfigError(f"{path}: {error}") from error
+
+
+SINGLE = {
+    "phase": "a phase keeps its engine's memory, so leave it out",
+    "served_model_name": "write NAME=MODEL for each",
+    "speculate": "a drafter fits one model, so leave it out",
+    "tool_format": "each model's own is found by its files, so leave it out",
+    "tensor_parallel": "its devices' memory is not shared out, so leave it out",
+    "pipeline_parallel": "its devices' memory is not shared out, so leave it out",
+    "prefix_dir": "a directory keeps one engine's prefixes, so leave it out",
+}
+"""Settings that do not combine with several models, and what to do."""
+
+
+def _models_of(content: dict[Any, Any]) -> dict[Any, Any]:
+    """Let `model` be a list in a file. A single one of several models is written as `model: x`, too."""
+    if not isinstance(content.get("model"), list):
+        return content
+    return {name: value for name, value in content.items() if name != "model"} | {"models": content["model"]}
 
 
 def _check_names(names: tuple[str, ...]) -> None:

@@ -9,13 +9,13 @@ A protocol is one module with an `Exchange`. Limits are not its business: they l
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from gradus.engine.request import Request, SamplingParams, SchedulingParams
 from gradus.errors import RequestError
 from gradus.server.config import ServerConfig
 from gradus.server.engine.messages import ModelInfo
-from gradus.server.results import Stream
+from gradus.server.results import Stream, Template
 from gradus.text.completion import Completion, Delta
 from gradus.text.front_end import FrontEnd, Prompt
 from gradus.text.tools.dialect import Turn
@@ -134,14 +134,19 @@ def _cut(params: SamplingParams, room: int) -> SamplingParams:
 
 
 class Served(Protocol):
-    """The served model as the protocols see it.
+    """A served model as the protocols see it.
 
-    info: None while it loads. model: its name in answers, the first of `names`. front_end: its tokenizer and templates;
-    raises Unavailable while it loads.
+    state: its engine's. on_demand: whether it is loaded by its first request. info: None before it was loaded. model:
+    its name in answers, the first of `names`. front_end: its tokenizer and templates; raises Unavailable while it
+    loads.
     """
 
     @property
     def config(self) -> ServerConfig: ...
+    @property
+    def state(self) -> str: ...
+    @property
+    def on_demand(self) -> bool: ...
     @property
     def info(self) -> ModelInfo | None: ...
     @property
@@ -187,3 +192,12 @@ class Encoder(Protocol):
 
     def whole(self, completions: Sequence[Completion]) -> Iterator[bytes]:
         """The whole answer, written as it is read. completions: all asks', in their order, samples in order."""
+
+
+@runtime_checkable
+class Templated(Protocol):
+    """An encoder whose frames may have a template: a busy server then writes them without a `Delta` each."""
+
+    def template(self, delta: Delta) -> Template | None:
+        """The template of the frames that follow this delta of a sample, while they carry one plain token each; None
+        if there is none, or not yet. Such frames are not shown to `frames`."""

@@ -73,6 +73,17 @@ class Tally:
     device_s: float = 0.0
 
 
+@dataclass(slots=True, eq=False)
+class SampleTally:
+    """One sample that has not ended.
+
+    last: the time of its newest tokens. tally: its body's.
+    """
+
+    last: float
+    tally: Tally
+
+
 def speculation_stats(speculation: Speculation | None) -> dict[str, Any] | None:
     """Return statistics of drafts; None without speculation. drafted and accepted: counts by position."""
     if speculation is None:

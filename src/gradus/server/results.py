@@ -5,16 +5,68 @@ A Stream lives on the event loop: the client fills it from the engine's reports,
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from itertools import chain
 
-from gradus.engine.logprobs import Logprobs
+from gradus.engine.logprobs import NO_LOGPROBS, Logprobs
 from gradus.engine.request import Request
 from gradus.server.failures import ClientGone, Unavailable
-from gradus.server.measures import Counts, Tally
+from gradus.server.measures import Counts, SampleTally, Tally
 from gradus.text.completion import Completion, Delta
+from gradus.text.stream import Written
+from gradus.text.transcript import Transcript
 
 Sink = Callable[[Sequence[Delta]], bool]
 """Takes results at once. Returns False without room: then they wait for `Stream.receive`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """A frame of one sample that differs from its other frames only in one token: before, write(text, token), after.
+
+    write: a module's function, because what it writes of each token is kept for all requests.
+    """
+
+    before: bytes
+    write: Callable[[str, int], bytes]
+    after: bytes
+
+
+@dataclass(slots=True, eq=False)
+class Lane:
+    """A sample's plain tokens, from the engine's report to the connection without an object for each.
+
+    tally: the sample's. before, after: the bytes around what `written` has of a token, in a frame of the answer.
+    new: the middles of the frames that are to be delivered; their tokens are the last ones of `transcript.unread`.
+    """
+
+    transcript: Transcript
+    tally: SampleTally
+    before: bytes
+    written: Written
+    after: bytes
+    new: list[bytes] = field(default_factory=list)
+
+    def frames(self) -> list[bytes]:
+        """Return the parts of the new frames, and have none left."""
+        if len(self.new) == 1:
+            parts = [self.before, self.new.pop(), self.after]
+        else:
+            parts = [part for middle in self.new for part in (self.before, middle, self.after)]
+            self.new.clear()
+        return parts
+
+    def delta(self) -> Delta:
+        """Return the new tokens as one delta, and have none left."""
+        transcript, tokens = self.transcript, tuple(self.transcript.unread[-len(self.new) :])
+        self.new.clear()
+        place = transcript.request.id, transcript.prompt_index, transcript.index
+        return Delta(*place, transcript.spelled(tokens), tokens, NO_LOGPROBS)
+
+
+LaneSink = Callable[[Sequence[Lane]], bool]
+"""Writes the new frames of lanes at once. Returns False without room: then they become deltas."""
 
 
 class Stream:
@@ -24,6 +76,8 @@ class Stream:
     nothing else ends its requests in the engine.
     requests: the ones accepted by the engine; complete once `accepted` returns. tally: their use so far.
     buffered: tokens that wait to be received. sink: if set, it is offered results before they wait.
+    templates: by prompt's and sample's index, those of the samples that may have a lane. lane_sink: writes those.
+    on_end: if set, it is called with each sample's completion. error: what ended the stream before its samples' ends.
     whole: deliver only endings, and drop everything else. apart: a failed sample leaves the others to their ends.
     name: the body's id in the log. key: the name of the sender's API key; "" without keys.
     """
@@ -51,10 +105,14 @@ class Stream:
         self.apart = False
         self._stalled = False
         self.sink: Sink | None = None
+        self.templates: dict[tuple[int, int], Template] = {}
+        self.lane_sink: LaneSink | None = None
+        self.on_end: Callable[[Completion], None] | None = None
         self.timer: asyncio.TimerHandle | None = None
         self._forget = forget
         self._counts = counts
         self._deltas: list[Delta] = []
+        self._lanes: list[Lane] = []  # with new frames, which follow the deltas
         self._error: Exception | None = None
         self._unaccepted = set(handles)
         self._news = asyncio.Event()
@@ -63,10 +121,13 @@ class Stream:
         """Name the request in the log: by the id of its answer, and the engine's."""
         return f"request {self.name or self.ids[0]}" + (f" ({', '.join(self.ids[:1])})" if self.name else "")
 
-    async def accepted(self) -> None:
-        """Wait until the engine has checked all requests. Raises RequestError, or any error of `receive`."""
-        while self._unaccepted and self._error is None:
-            await self._wait(None)
+    async def accepted(self, timeout: float | None = None) -> None:
+        """Wait until the engine has checked all requests, at most `timeout` seconds. Raises RequestError, or any error
+        of `receive`."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                while self._unaccepted and self._error is None:
+                    await self._wait(None)
         if self._error is not None:
             raise self._error
 
@@ -116,6 +177,10 @@ class Stream:
         self._stalled = True
         self._forget(self, Unavailable("the client does not read its stream", "stalled"))
 
+    @property
+    def error(self) -> Exception | None:
+        return self._error
+
     # -- called by the client -----------------------------------------------------------------------------------------
 
     @property
@@ -130,15 +195,33 @@ class Stream:
 
     def push(self, delta: Delta) -> None:
         """Add a delta. Call `deliver` once all deltas of the report have been added."""
+        if self._lanes:
+            self.end_lanes()
         if delta.completion is not None:
             self.unfinished -= 1
+            if self.on_end is not None:
+                self.on_end(delta.completion)
         elif self.whole:
             return
         self._deltas.append(delta)
         self.buffered += len(delta.token_ids)
 
+    def push_lane(self, lane: Lane) -> None:
+        """Note that a lane has a new frame, the first one since the last delivery."""
+        self._lanes.append(lane)
+
+    def end_lanes(self) -> None:
+        """Make deltas of the lanes' new frames, so that others may follow."""
+        lanes, self._lanes = self._lanes, []
+        for lane in lanes:
+            self.push(lane.delta())
+
     def deliver(self) -> None:
         """Hand the deltas to the sink, or else to `receive`, which gets those that end the last samples in any case."""
+        if self._lanes:
+            self._deliver_lanes()
+            if not self._deltas:
+                return
         now, last = self._deltas, list[Delta]()
         if not self.unfinished:
             now = [delta for delta in self._deltas if delta.completion is None]
@@ -148,9 +231,17 @@ class Stream:
         if self._deltas:
             self._news.set()
 
+    def _deliver_lanes(self) -> None:
+        """Write the lanes' frames, unless older deltas wait: then they become deltas behind those."""
+        if self._deltas or self.lane_sink is None or not self.lane_sink(self._lanes):
+            self.end_lanes()
+        else:
+            self._lanes.clear()
+
     def fail(self, error: Exception) -> None:
         self._error = error
         self._deltas.clear()
+        self._lanes.clear()
         self._news.set()
 
 

@@ -12,8 +12,8 @@ from gradus.engine.request import unpacked_ids
 from gradus.engine.sequence import Output
 from gradus.server.engine.messages import Report, unpacked, unpacked_seconds
 from gradus.server.failures import RequestFailed
-from gradus.server.measures import Counts
-from gradus.server.results import Stream
+from gradus.server.measures import Counts, SampleTally
+from gradus.server.results import Lane, Stream
 from gradus.text.completion import Delta
 from gradus.text.front_end import FrontEnd
 from gradus.text.transcript import Transcript
@@ -25,11 +25,17 @@ LONGEST_ERROR = 500  # characters of a sample's error in the log
 
 @dataclass(slots=True)
 class Sample:
-    """A running sample: the decoder of its tokens, and the stream for its text. device_s: its share of the device."""
+    """A running sample: the decoder of its tokens, and the stream for its text.
+
+    lane: for its plain tokens, while it is open; opened: the one that was opened first. device_s: its share of the
+    device.
+    """
 
     front_end: FrontEnd
     transcript: Transcript
     stream: Stream
+    lane: Lane | None = None
+    opened: Lane | None = None
     device_s: float = 0.0
 
     def charge(self, device_s: float) -> None:
@@ -40,23 +46,32 @@ class Sample:
 
 @dataclass(slots=True)
 class News:
-    """One report's deltas, and the streams that they belong to, in order of arrival."""
+    """One report's deltas, and the streams with something to deliver, in order of arrival.
+
+    plain: the samples with one more token in their lanes.
+    """
 
     deltas: list[Delta] = field(default_factory=list)
+    plain: list[SampleTally] = field(default_factory=list)
     streams: dict[Stream, None] = field(default_factory=dict)
 
 
 class Samples:
     """The samples by handle, from the request's submission to the sample's last output. For one event loop only.
 
-    counts: where samples that timed out are counted. cancel: has the engine end a stream's requests. fail: does so too,
-    and ends the stream with an error.
+    counts: where samples that timed out are counted. tally: finds that of a sample with tokens. cancel: has the engine
+    end a stream's requests. fail: does so too, and ends the stream with an error.
     """
 
     def __init__(
-        self, counts: Counts, cancel: Callable[[Stream], None], fail: Callable[[Stream, Exception], None]
+        self,
+        counts: Counts,
+        tally: Callable[[str, int], SampleTally | None],
+        cancel: Callable[[Stream], None],
+        fail: Callable[[Stream, Exception], None],
     ) -> None:
         self._counts = counts
+        self._tally = tally
         self._cancel = cancel
         self._fail = fail
         self._samples: dict[int, Sample] = {}
@@ -98,20 +113,43 @@ class Samples:
 
     def _read_tokens(self, report: Report, news: News) -> None:
         """Read one plain token per sample, with as little work as possible: this path dominates on a busy server."""
-        samples = self._samples
+        samples, plain, streams = self._samples, news.plain, news.streams
         for handle, token in zip(unpacked(report.handles), unpacked_ids(report.tokens), strict=True):
             sample = samples.get(handle)
             if sample is None:  # cancelled meanwhile
                 continue
-            delta = sample.transcript.plain(token)
-            if delta is None:
-                transcript = sample.transcript
-                self._read(sample, Output(transcript.request.id, transcript.index, (token,)), news)
-            else:
-                stream = sample.stream
-                stream.push(delta)
-                news.deltas.append(delta)
-                news.streams[stream] = None
+            lane = sample.lane
+            if lane is None or (middle := lane.written[token]) is None:
+                self._read_token(sample, token, news)
+                continue
+            lane.transcript.unread.append(token)
+            lane.new.append(middle)
+            if len(lane.new) == 1:
+                sample.stream.push_lane(lane)
+                streams[sample.stream] = None
+            plain.append(lane.tally)
+
+    def _read_token(self, sample: Sample, token: int, news: News) -> None:
+        """Read a token outside a lane, and see whether the next ones may use one."""
+        stream, transcript = sample.stream, sample.transcript
+        delta = transcript.plain(token) if sample.lane is None else None
+        if delta is None:
+            self._read(sample, Output(transcript.request.id, transcript.index, (token,)), news)
+        else:
+            stream.push(delta)
+            news.deltas.append(delta)
+            news.streams[stream] = None
+        if stream.templates and transcript.simple:
+            sample.lane = sample.opened = sample.opened or self._lane(sample)
+
+    def _lane(self, sample: Sample) -> Lane | None:
+        transcript, stream = sample.transcript, sample.stream
+        template = stream.templates.get((transcript.prompt_index, transcript.index))
+        tally = self._tally(transcript.request.id, transcript.index)
+        if template is None or tally is None:
+            return None
+        written = sample.front_end.written(template.write)
+        return Lane(transcript, tally, template.before, written, template.after)
 
     def _read_rows(self, report: Report, news: News) -> None:
         """Read rows of accepted drafts, or of tokens with log-probabilities."""
@@ -126,6 +164,9 @@ class Samples:
 
     def _read(self, sample: Sample, output: Output, news: News) -> None:
         stream = sample.stream
+        if sample.lane is not None:
+            stream.end_lanes()  # while the transcript has their tokens
+            sample.lane = None
         try:
             delta = sample.front_end.read_sample(sample.transcript, output)
         except Exception:  # a bug that ends this one answer; the report has others

@@ -34,6 +34,8 @@ from gradus.server.http.app import create_app
 from gradus.server.http.keys import Keys
 from gradus.server.http.protocol import protocol_with_deadline
 from gradus.server.http.tls import tls_options
+from gradus.server.models.registry import Models
+from gradus.server.notify import Manager
 
 log = logging.getLogger(__name__)
 
@@ -50,13 +52,13 @@ def serve(config: ServerConfig, loader: str = "gradus.server.engine.loading") ->
     """
     logs.set_up(config)
     listening = bind(config)
-    client = EngineClient(config, loader)
-    server = Server(config, client)
+    models = Models.of(config, loader)
+    server = Server(config, models)
     server.run(sockets=[listening])
     if server.load_error is not None:
         raise server.load_error
-    code = 1 if client.state == "failed" else 0
-    if not client.stopped:
+    code = 1 if models.failed else 0
+    if not models.stopped:
         # A thread inside a kernel can neither be interrupted nor safely left running at interpreter exit.
         log.warning("leaving without waiting for the engine's current step")
         logging.shutdown()
@@ -92,13 +94,14 @@ def bind(config: ServerConfig, *, shared: bool = False) -> socket.socket:
 class Server(uvicorn.Server):
     """uvicorn with its own signal handling: the first signal drains, the second ends running requests at once.
 
-    app: one around that of `create_app`, if anything is.
+    served: the models, or the only one's client. app: one around that of `create_app`, if anything is.
     """
 
-    def __init__(self, config: ServerConfig, client: EngineClient, app: ASGIApp | None = None) -> None:
+    def __init__(self, config: ServerConfig, served: Models | EngineClient, app: ASGIApp | None = None) -> None:
+        models = served if isinstance(served, Models) else Models(served)
         super().__init__(
             uvicorn.Config(
-                app or create_app(client, config),
+                app or create_app(models.first, config, models),
                 http=protocol_with_deadline(config.receive_timeout),
                 loop=LOOP,
                 ws="none",
@@ -111,10 +114,13 @@ class Server(uvicorn.Server):
                 **tls_options(config),
             )
         )
-        self.client = client
+        self.models = models
+        self.client = models.first  # whose load ends the start
         self.load_error: Exception | None = None
         self._announcing: asyncio.Task[None] | None = None
         self._draining: asyncio.Task[None] | None = None
+        self._manager = Manager.of(os.environ)
+        self._following: asyncio.Task[None] | None = None
 
     @property
     def address(self) -> tuple[str, int]:
@@ -127,19 +133,24 @@ class Server(uvicorn.Server):
         self.loop = asyncio.get_running_loop()
         if self.started:
             self._announcing = self.loop.create_task(self._announce(*self.address))
+            if self._manager is not None:
+                self._following = self.loop.create_task(self._manager.follow(list(self.models)))
 
     async def _announce(self, host: str, port: int) -> None:
         """Print how to reach the server once the model is loaded; a server that is closing may listen no longer. Leave
         when the engine has failed too often, if another process then starts the server again."""
         try:
-            info = await self.client.loaded()
+            info = await self.models.loaded()
         except Exception as error:
             self.load_error = error
             self.should_exit = True
         else:
             logs.announce(self.client.config, ready_line(info, self.client.config, host, port), sys.stdout)
+            if self._manager is not None:
+                self._manager.ready()
             if leaves_on_failure(self.client.config):
-                await self.client.supervisor.given_up.wait()
+                given_up = [asyncio.ensure_future(client.supervisor.given_up.wait()) for client in self.models]
+                await asyncio.wait(given_up, return_when=asyncio.FIRST_COMPLETED)
                 log.error("leaving with status 1, so that the service manager starts the server again")
                 self.should_exit = True
 
@@ -154,17 +165,19 @@ class Server(uvicorn.Server):
     def stop(self) -> None:
         """Drain and exit. The second call ends running requests after their last outputs, the third without them."""
         if self._draining is None:
+            if self._manager is not None:
+                self._manager.stopping()
             log.info("draining for at most %g s; one more signal stops at once", self.client.config.drain_timeout)
             self._draining = self.loop.create_task(self._drain())
-        elif not self.client.hurried:
-            self.client.hurry()
+        elif not self.models.hurried:
+            self.models.hurry()
         else:
-            self.client.abandon()  # tasks that are cancelled instead would each write a traceback
+            self.models.abandon()  # tasks that are cancelled instead would each write a traceback
             self.should_exit = True
 
     async def _drain(self) -> None:
         """Drain while still listening, so that new requests get a 503 that says so."""
-        await self.client.drain(self.client.config.drain_timeout)
+        await self.models.drain(self.client.config.drain_timeout)
         self.should_exit = True
 
 
@@ -186,9 +199,10 @@ def ready_line(info: ModelInfo, config: ServerConfig, host: str, port: int) -> s
     weights = f", {info.weight_bytes / 1e9:.3g} GB of weights" if info.weight_bytes else ""
     sampling = in_words(*in_force(info))
     name = config.names[0] if config.names else info.model
+    page = f"page: {url}/ · " if config.page else ""
     body = json.dumps({"prompt": "Once upon a time", "max_tokens": 32})
     return (
         f"gradus: serving {name} ({engine}, {info.device}, {info.dtype}{weights}) at {url} · "
-        f"default sampling: {sampling} · try: "
+        f"{page}default sampling: {sampling} · try: "
         f"curl -s {url}/generate{key} -H 'Content-Type: application/json' -d '{body}'"
     )

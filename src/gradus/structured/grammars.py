@@ -151,6 +151,15 @@ class Grammars:
         fitting = begun.result().fitted(self._vocab_size) if begun is not None and begun.exception() is None else None
         return fitting or Vocabulary.of(self._json(), self._vocab_size)
 
+    def forget(self) -> None:
+        """Drop the index and all templates that are not held: tens of megabytes. What is needed again is made again."""
+        with self._lock:
+            if self._building is not None and self._building.done():
+                self._building = None
+            self._begun = None
+            for key in [key for key in self._templates if key not in self._held]:
+                del self._templates[key]
+
     # -- templates -----------------------------------------------------------------------------------------------------
 
     def hold(self, structured: Structured) -> None:

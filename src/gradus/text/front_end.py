@@ -20,7 +20,7 @@ from gradus.structured import Grammars, grammars_of
 from gradus.text.completion import Delta
 from gradus.text.infill import Infill
 from gradus.text.stops import NO_CONTROLS, Controls
-from gradus.text.stream import Piece, piece
+from gradus.text.stream import Piece, Written, piece
 from gradus.text.tools.calls import MAX_CALLS
 from gradus.text.tools.dialect import Dialect, Turn
 from gradus.text.tools.tool import read_tools
@@ -70,6 +70,7 @@ class FrontEnd:
         self.model = model
         # a token's bytes never change, and computing them would cost as much as all other work on the token
         self._token_bytes = functools.cache(lambda token: piece(tokenizer.token_bytes(token))) if tokenizer else None
+        self._written: dict[Callable[[str, int], bytes], Written] = {}
         self._end_sample = end_sample
         self._transcripts: dict[str, dict[int, Transcript]] = {}  # request id → samples that have not ended
         self._numbers = itertools.count()
@@ -120,6 +121,12 @@ class FrontEnd:
         """A token's contribution to a text, cached; None without a tokenizer."""
         return self._token_bytes
 
+    def written(self, write: Callable[[str, int], bytes]) -> Written:
+        """The tokens as `write`, a function that is never forgotten, writes them."""
+        if write not in self._written:
+            self._written[write] = Written(self._token_bytes, write)
+        return self._written[write]
+
     @functools.cached_property
     def controls(self) -> Controls:
         """The control tokens that stop strings may name; none without a tokenizer."""
@@ -132,6 +139,11 @@ class FrontEnd:
         compiles = self.grammars.check if keeps else None
         tokenizer = self._need_tokenizer("tools")
         return Dialect(tokenizer, self._tool_format, max_calls=self._max_tool_calls, compiles=compiles)
+
+    @property
+    def chats(self) -> bool:
+        """Whether the model was given a form of conversations: a chat template."""
+        return self.tokenizer is not None and self.tokenizer.chat_templates.default is not None
 
     def chat_prompt(self, messages: Sequence[dict[str, Any]], *, tools: Any = None, **settings: Any) -> list[int]:
         """Encode a conversation, ready for the assistant's turn.
@@ -165,6 +177,18 @@ class FrontEnd:
     def grammars(self) -> Grammars:
         """The compiled constraints of the model. Raises RequestError without a tokenizer."""
         return grammars_of(self._need_tokenizer("structured"), self.limits)
+
+    def rest(self) -> None:
+        """Drop what takes memory and can be made again, while no request runs."""
+        if self.tokenizer is not None:
+            self.grammars.forget()
+        if self._token_bytes is not None:
+            self._token_bytes.cache_clear()
+
+    def return_to_work(self) -> None:
+        """Begin to make the largest of it again."""
+        if self.tokenizer is not None and self.limits.structured:
+            self.grammars.warm()
 
     # -- outputs to text ----------------------------------------------------------------------------------------------
 

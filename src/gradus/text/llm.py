@@ -23,9 +23,11 @@ from gradus.engine.metrics import Metrics
 from gradus.engine.request import ModelLimits, Request, SamplingParams, SchedulingParams
 from gradus.errors import ConfigError, RequestError
 from gradus.execution.memory.plan import weight_bytes
+from gradus.execution.remote.messages import Hello
+from gradus.execution.remote.runner import RemoteRunner
 from gradus.loading import Checkpoint, Progress, as_asked, open_checkpoint
 from gradus.models.create import create_model
-from gradus.models.precision import Precision, resolve_device
+from gradus.models.precision import ELSEWHERE, resolve_device
 from gradus.quantization.precision import resolve
 from gradus.text.completion import Completion, Delta
 from gradus.text.front_end import FrontEnd, Prompt
@@ -87,7 +89,7 @@ class LLM:
         self.tokenizer = found.tokenizer
         self.phase = phase = given.phase
         self.engine_name = ("your " if given.impl else "") + (phase or FINAL)
-        self.device = resolve_device(given.device)
+        self.device = resolve_device("cpu" if given.runner else given.device)
         limits = ModelLimits(
             vocab_size=self.config.vocab_size,
             context_length=resolve_context(given.context_length, self.config.context_length),
@@ -95,11 +97,11 @@ class LLM:
         )
         options = given.options(limits, self.device.type)
         options = replace(options, threads=threads.use(options.threads))
-        keeps = keeps_bits(given.dtype, options, self.device)
-        self.checkpoint = as_asked(found, given.quantize, keeps_bits=keeps)
-        self.precision: Precision = resolve(
-            given.dtype, given.quantize, self.device, self.config, self.checkpoint.quantized
-        )
+        self.checkpoint, self.precision = found, ELSEWHERE
+        if given.runner is None:
+            keeps = keeps_bits(given.dtype, options, self.device)
+            self.checkpoint = as_asked(found, given.quantize, keeps_bits=keeps)
+            self.precision = resolve(given.dtype, given.quantize, self.device, self.config, self.checkpoint.quantized)
         if gc_freeze and gc.get_freeze_count():
             garbage.see_all()  # the memory of an earlier engine is needed now
         engine, self.options = assemble(
@@ -121,8 +123,28 @@ class LLM:
     @property
     def weight_bytes(self) -> int:
         """The bytes of the weights in memory, on all devices together, without a draft model's."""
+        if (hello := self._elsewhere) is not None:
+            return hello.weight_bytes
         model = create_model(self.config, dtype=self.precision.activations, device="meta", linear=self.precision.linear)
         return weight_bytes(model)
+
+    @property
+    def dtype(self) -> str:
+        """The precision, in words, such as "bfloat16 weights, float32 activations"."""
+        hello = self._elsewhere
+        return self.precision.title if hello is None else hello.dtype
+
+    @property
+    def device_name(self) -> str:
+        """The device that the model runs on."""
+        hello = self._elsewhere
+        return str(self.device) if hello is None else hello.device
+
+    @property
+    def _elsewhere(self) -> Hello | None:
+        """The greeting of a runner in another process; None if the model is in this one."""
+        runner = self.engine.runner
+        return runner.hello if isinstance(runner, RemoteRunner) else None
 
     @property
     def engine(self) -> Engine:

@@ -21,6 +21,24 @@ def piece(added: bytes) -> Piece:
         return added
 
 
+class Written(dict[int, bytes | None]):
+    """What `write` makes of a token's text and id, by token, each made once; None for tokens that are no whole
+    characters by themselves. token_bytes: None without a tokenizer, where all texts are empty."""
+
+    def __init__(self, token_bytes: Callable[[int], Piece] | None, write: Callable[[str, int], bytes]) -> None:
+        super().__init__()
+        self._token_bytes = token_bytes
+        self._write = write
+
+    def __missing__(self, token: int) -> bytes | None:
+        try:
+            text = "" if self._token_bytes is None else self._token_bytes(token)
+        except Exception:  # it happens again in `TextStream`, whose caller deals with it
+            return None
+        made = self[token] = self._write(text, token) if isinstance(text, str) else None
+        return made
+
+
 class TextStream:
     """The text of one sequence, decoded token by token.
 
@@ -58,6 +76,11 @@ class TextStream:
         return "".join(self._said)
 
     @property
+    def simple(self) -> bool:
+        """Whether a token of whole characters would make the text longer by just these, at once."""
+        return self._search is None and not self._undecoded
+
+    @property
     def held(self) -> str:
         """Decoded text behind the certain one: it may be the beginning of a stop string."""
         return self._search.held if self._search is not None else ""
@@ -86,6 +109,10 @@ class TextStream:
         self.taken += 1
         self._said.append(text)
         return text
+
+    def spelled(self, tokens: Sequence[int]) -> str:
+        """The text of tokens of whole characters."""
+        return "".join([str(self._token_bytes(token)) for token in tokens])
 
     def finish(self) -> str:
         """End the sequence, and return the text held back. Bytes of an unfinished character become U+FFFD."""

@@ -1,6 +1,6 @@
 """One sample's text so far: the engine's outputs go in, deltas and a completion come out. No torch here."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from msgspec import structs
@@ -24,6 +24,8 @@ class Transcript:
     ending: the reason if the text has ended before the engine ended the sample: "stop" (a stop string, or the answer is
     over) or "error" (it could not be decoded). The engine's further tokens are dropped, even those of the same step:
     with drafts, a step yields several. The engine's last output still has the timings.
+    unread: tokens of whole characters that its owner may append while `simple` is true, instead of calling `plain`:
+    their text is read once something depends on it.
     """
 
     def __init__(
@@ -43,9 +45,15 @@ class Transcript:
         self._over = over
         self._controls = controls
         self._text = TextStream(token_bytes or _nothing, request.params.stop, request.params.min_tokens, controls)
+        self.unread: list[int] = []
         self._tokens: list[int] = []
         self._logprobs: list[bytes] = []  # packed: a tenth of the size that objects have
         self._prompt_logprobs = NO_LOGPROBS
+
+    @property
+    def simple(self) -> bool:
+        """Whether any number of tokens of whole characters would each add its own text, and end nothing."""
+        return self.ending is None and self._over is None and self._text.simple
 
     def plain(self, token: int) -> Delta | None:
         """Take a token that ends nothing and has no log-probability: nearly every token that a server sees.
@@ -64,8 +72,14 @@ class Transcript:
         self._tokens.append(token)
         return Delta(self.request.id, self.prompt_index, self.index, text, (token,), NO_LOGPROBS)
 
+    def spelled(self, tokens: Sequence[int]) -> str:
+        """The text of tokens of whole characters."""
+        return self._text.spelled(tokens)
+
     def add(self, output: Output) -> Delta:
         """Take one step's tokens. The delta carries the completion if the engine has ended the sequence."""
+        if self.unread:
+            self._read_on()
         tokens, logprobs = output.tokens, output.logprobs
         before = len(self._tokens)
         self._tokens += tokens
@@ -82,6 +96,12 @@ class Transcript:
             tokens, logprobs = tokens[:kept], logprobs[:kept]
             del self._tokens[self._text.taken :], self._logprobs[self._text.taken :]
         return self._delta(output, tokens, logprobs, text)
+
+    def _read_on(self) -> None:
+        """Read the tokens that were not read when they came."""
+        self._text.push(self.unread)
+        self._tokens += self.unread
+        self.unread.clear()
 
     def _until_over(self, output: Output, before: int) -> int | None:
         """Count the tokens of this step up to the one with which the answer is over; None if it is not."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gradus.bench.record.agent_tables import agent_tables
+from gradus.bench.record.goodput_tables import goodput_parts, users_parts
 from gradus.bench.record.metrics import percent, shown
 from gradus.bench.record.study import Part
 from gradus.bench.statistics import median
@@ -38,7 +39,7 @@ LESSONS = ("masks", "masks-steps", "serving-lesson", "parallel-lesson", *EXPERTS
 
 
 def _stem(name: str) -> str:
-    stem = "experts_lesson" if name in EXPERTS else name.replace("-", "_")
+    stem = "experts_lesson" if name in EXPERTS else name.removesuffix("-users").replace("-", "_")
     return f"lessons/{stem}" if name in LESSONS else stem
 
 
@@ -177,4 +178,6 @@ SCRIPTS: dict[str, Callable[[dict[str, Any], str], list[Part]]] = {
     "experts-lesson-times": _experts_times,
     "experts-lesson-quality": _experts_quality,
     "agents": agent_tables,
+    "goodput": goodput_parts,
+    "goodput-users": users_parts,
 }

@@ -2,8 +2,9 @@
 
 Read in this order:
 
-    generate.py, chat.py, serve.py, load.py    use a model
-    keys.py, deploy.py                         the same: keys, deploy
+    generate.py, chat.py, serve.py    use a model
+    load.py, batch.py                 ask a server: with a load, with a file of requests
+    keys.py, deploy.py                the same: keys, deploy
     models.py       get one: models, pull, quantize, train-heads
     exercises.py    follow the course: exercise, check, solution, progress, diff, show, flat
     xray.py, demo.py, museum.py                the same: xray, demo, museum

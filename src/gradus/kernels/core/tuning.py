@@ -19,7 +19,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 
-from gradus.device.capability import Capability, capability
+from gradus.device.capability import Capability, capability, name_of
 
 Shape = tuple[int, int]  # [n, k]
 Launches = dict[Shape, tuple[Any, ...]]  # one per number of rows, or of the first ones
@@ -70,7 +70,7 @@ class Measured:
         """Return a GPU's table; none of a CPU, where Triton interprets."""
         if device.type != "cuda":
             return None
-        return cls.matching(torch.cuda.get_device_name(device), capability(device))
+        return cls.matching(name_of(device), capability(device))
 
     def nearest(self, use: str, m: int, n: int, k: int, among: Iterable[Shape] | None = None) -> Any:
         """Return the launch for m rows of the nearest measured matrix; None for the library, and if there is none.

@@ -33,7 +33,7 @@ from gradus.server.api.openai import (
 )
 from gradus.server.exchange import Ask, Encoder, Served, Written
 from gradus.server.limits import MAX_PROMPTS
-from gradus.server.results import Stream
+from gradus.server.results import Stream, Template
 from gradus.text.completion import Completion, Delta
 from gradus.text.front_end import FrontEnd, Prompt
 
@@ -263,6 +263,10 @@ class CompletionsEncoder:
             choice.around = event_around(self._chunk(choice.write(structs.replace(delta, text=HOLE))))
         return (frame,)
 
+    def template(self, delta: Delta) -> Template | None:
+        around = self._choice(delta).around
+        return None if around is None else Template(around[0], text_alone, around[1])
+
     def _chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
         chunk = {**self._head, "choices": [choice]}
         if self._shape.stream.usage:
@@ -317,6 +321,10 @@ class CompletionsEncoder:
             str(each): {"logprob": floored(value), "rank": ranks.get(each), "decoded_token": self._spell(each)}
             for each, value in {token.token_id: token.logprob, **dict(top)}.items()
         }
+
+
+def text_alone(text: str, token: int) -> bytes:
+    return encode(text)
 
 
 def _speller(asked: Completions) -> "Spell":

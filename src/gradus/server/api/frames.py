@@ -29,6 +29,11 @@ DONE = b"data: [DONE]\n\n"
 PING = b": ping\n\n"
 
 
+def comment(text: str) -> bytes:
+    """Write a comment, which clients skip. text: one line."""
+    return f": {text}\n\n".encode()
+
+
 def encode(content: Any) -> bytes:
     """Encode JSON on one line: escape every character that some client takes for a line end.
 

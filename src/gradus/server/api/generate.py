@@ -20,7 +20,7 @@ from gradus.server.api.frames import DONE, Each, encode, event, event_pieces, pi
 from gradus.server.config import ServerConfig
 from gradus.server.exchange import Ask, Encoder
 from gradus.server.measures import Tally
-from gradus.server.results import Stream
+from gradus.server.results import Stream, Template
 from gradus.text.completion import Completion, Delta
 from gradus.text.front_end import Prompt
 
@@ -121,6 +121,12 @@ class GenerateEncoder:
             elif delta.token_ids or delta.completion:
                 yield from event_pieces(self._frame(delta))
 
+    def template(self, delta: Delta) -> Template | None:
+        if not self._plain:
+            return None
+        before = f'data: {{"id":"{delta.request_id}","index":{delta.index},"text":'
+        return Template(before.encode(), text_and_id, b"]}\n\n")
+
     def _frame(self, delta: Delta) -> dict[str, Any]:
         content = frame(delta, wants_logprobs=self._params.logprobs is not None)
         if delta.completion is not None:
@@ -192,6 +198,10 @@ def frame(delta: Delta, wants_logprobs: bool) -> dict[str, Any]:
         if error := failure_of(delta.completion):
             content |= own(problem_of(error))
     return content
+
+
+def text_and_id(text: str, token: int) -> bytes:
+    return encode(text) + b',"token_ids":[%d' % token
 
 
 def plain_event(delta: Delta) -> bytes:

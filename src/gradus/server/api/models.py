@@ -4,7 +4,7 @@ An entry has the fields of both, because a request does not show reliably which 
 of the model has an entry, and `root` is the model's own name.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -21,44 +21,56 @@ def check_name(body: Any, served: Served) -> None:
     """Raise UnknownModel if a body names a model that is not served here. Without a name, it gets the one there is."""
     name = body.get("model") if isinstance(body, Mapping) else None
     if name is not None and name not in served.names and not served.config.takes_any_name:
-        raise unknown(name, served)
+        raise unknown(name, served.names)
 
 
 def described(served: Served, name: str, created: int) -> dict[str, Any]:
-    """Describe the model under one of its names. created: when this server began, in seconds.
+    """Describe a model under one of its names. created: when this server began, in seconds.
 
-    max_model_len, which routers and chat interfaces read, limits prompt and answer together. Raises UnknownModel for a
-    name that is not listed, Unavailable while the model loads.
+    max_model_len, which routers and chat interfaces read, limits prompt and answer together. chat: whether it has a
+    chat template; a model without one continues texts. These and the sampling are left out for a model that no request
+    has loaded yet. Raises UnknownModel for a name that is not listed, Unavailable
+    while the model loads.
     """
-    context = served.front_end.limits.context_length
-    assert served.info is not None  # it came with the front end
     if name not in served.names:
-        raise unknown(name, served)
-    sampling, sources = openai.in_force(served.info)
-    return {
+        raise unknown(name, served.names)
+    described = {
         "id": name,
         "object": "model",
         "created": created,
         "owned_by": "gradus",
-        "root": served.info.model,
         "parent": None,
-        "max_model_len": context,
-        "default_sampling": sampling,
-        "sampling_sources": sources,
         "type": "model",
         "display_name": name,
         "created_at": datetime.fromtimestamp(created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "state": served.state,
+    }
+    return described if served.on_demand and served.info is None else described | _known(served)
+
+
+def _known(served: Served) -> dict[str, Any]:
+    """Describe what is only known of a model that was loaded. Raises Unavailable for one that was not."""
+    context = served.front_end.limits.context_length
+    assert served.info is not None  # it came with the front end
+    sampling, sources = openai.in_force(served.info)
+    return {
+        "root": served.info.model,
+        "max_model_len": context,
+        "chat": served.front_end.chats,
+        "default_sampling": sampling,
+        "sampling_sources": sources,
     }
 
 
-def listed(served: Served, created: int, query: Mapping[str, str]) -> dict[str, Any]:
-    """List the model under each of its names.
+def listed(models: Iterable[Served], created: int, query: Mapping[str, str]) -> dict[str, Any]:
+    """List the models, each under each of its names.
 
     query: Anthropic's `limit`, `after_id` and `before_id`, which cut the list. Raises RequestError, or Unavailable
-    while the model loads.
+    while the first model loads.
     """
-    every = [described(served, name, created) for name in served.names]
-    page = every[_cut(query, "after_id", served, -1) + 1 : _cut(query, "before_id", served, len(every))]
+    every = [described(served, name, created) for served in models for name in served.names]
+    names = [one["id"] for one in every]
+    page = every[_cut(query, "after_id", names, -1) + 1 : _cut(query, "before_id", names, len(every))]
     most = _limit(query.get("limit"))
     shown = page[-most:] if "before_id" in query else page[:most]
     return {
@@ -70,13 +82,13 @@ def listed(served: Served, created: int, query: Mapping[str, str]) -> dict[str, 
     }
 
 
-def _cut(query: Mapping[str, str], field: str, served: Served, without: int) -> int:
+def _cut(query: Mapping[str, str], field: str, names: Sequence[str], without: int) -> int:
     name = query.get(field)
     if name is None:
         return without
-    if name not in served.names:
+    if name not in names:
         refuse(field, "the id of a model in the list", name)
-    return served.names.index(name)
+    return names.index(name)
 
 
 def _limit(text: str | None) -> int:
@@ -88,7 +100,7 @@ def _limit(text: str | None) -> int:
     return limit
 
 
-def unknown(name: Any, served: Served) -> UnknownModel:
-    """Describe a model that is not served here."""
-    names = ", ".join(served.names[:MOST_IN_MESSAGE]) + (", …" if len(served.names) > MOST_IN_MESSAGE else "")
-    return UnknownModel.of("model", f"one of {names}", name)
+def unknown(name: Any, names: Sequence[str]) -> UnknownModel:
+    """Describe a model that is not served here, and those that are."""
+    shown = ", ".join(names[:MOST_IN_MESSAGE]) + (", …" if len(names) > MOST_IN_MESSAGE else "")
+    return UnknownModel.of("model", f"one of {shown}", name)

@@ -13,14 +13,26 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import cast
 
+import msgspec
+
 from gradus.device import program
 from gradus.server.config import ServerConfig
-from gradus.server.engine.messages import Command, EngineFailed, EngineMessage, Failure, LoadFailed, Message, Stop
+from gradus.server.engine.messages import (
+    Command,
+    EngineFailed,
+    EngineMessage,
+    Failure,
+    LoadFailed,
+    Loading,
+    Message,
+    Stop,
+)
 from gradus.server.engine.wire import VERSION, Hello, Load, PrivateSocket, WireError, check_peer, frame
 from gradus.server.engine.wire import hello_and_messages as frames_of_an_engine
 
 log = logging.getLogger(__name__)
 
+GOODBYE_S = 10.0  # for an idle engine to release its memory
 CONNECT_S = 60.0  # for a Python to start and connect, before it loads anything
 LOOK_S = 0.01  # between two checks whether it has connected or ended
 LAST_BREATH_S = 0.2  # for a process with a closed socket to exit by itself, so that its exit code says why
@@ -42,13 +54,15 @@ class EngineProcess:
         self._receive = receive
         self._loop = loop
         self._child: Child | None = None
+        self._ending: asyncio.Task[None] | None = None  # the last one's, which asyncio refers to weakly
 
     @property
     def pid(self) -> int | None:
         return None if self._child is None or self._child.process is None else self._child.process.pid
 
-    def start(self) -> None:
-        self._child = Child(self._load, self._receive, self._loop, after=self._child)
+    def start(self, share: tuple[int, int] = (1, 1)) -> None:
+        load = msgspec.structs.replace(self._load, settings=self._load.settings | {"share": share})
+        self._child = Child(load, self._receive, self._loop, after=self._child)
 
     def send(self, command: Command) -> None:
         if self._child is not None:
@@ -57,6 +71,10 @@ class EngineProcess:
     def kill(self) -> None:
         if self._child is not None:
             self._child.kill()
+
+    def rest(self) -> None:
+        if self._child is not None:
+            self._ending = self._loop.create_task(self._child.close(GOODBYE_S))
 
     async def close(self, patience: float) -> bool:
         if self._child is not None:
@@ -190,7 +208,7 @@ class Child(asyncio.Protocol):
                 raise WireError(f"its version is {message.version!r}, not {VERSION!r}")
             self.send(self._load)
             return
-        self._loading = False
+        self._loading = self._loading and isinstance(message, Loading)
         if not self._ended:
             self._deliver(message)
             if isinstance(message, LoadFailed | EngineFailed):

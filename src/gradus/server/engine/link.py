@@ -23,14 +23,18 @@ class Link(Protocol):
 
     restarts: bool
 
-    def start(self) -> None:
-        """Begin to load the engine. Its first message is Loaded or LoadFailed."""
+    def start(self, share: tuple[int, int] = (1, 1)) -> None:
+        """Begin to load the engine. Its messages begin with Loading, until Loaded or LoadFailed. share: as in
+        ServerConfig."""
 
     def send(self, command: Command) -> None:
         """Send a command, which wakes a sleeping engine. Without an engine it is dropped."""
 
     def kill(self) -> None:
         """Kill an engine that hangs, if that is possible. No message follows."""
+
+    def rest(self) -> None:
+        """End an idle engine, if it can be started again: its memory is then free. No message follows."""
 
     async def close(self, patience: float) -> bool:
         """Stop the engine within `patience` seconds. Returns False if it still runs."""

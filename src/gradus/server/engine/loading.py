@@ -5,20 +5,28 @@ process makes both, it opens the model's files once. `EngineClient` takes this m
 same two functions can replace it.
 """
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from gradus.config.options import SERVED_STEP_TARGET
+from gradus.config.options import SERVED_STEP_TARGET, SETTINGS
 from gradus.engine.core import Core
 from gradus.engine.request import ModelLimits
+from gradus.errors import ConfigError
 from gradus.loading import Progress
 from gradus.loading.default_sampling import Recommended
 from gradus.server.config import ServerConfig
 from gradus.server.engine.messages import ModelInfo
-from gradus.structured import begin_index, grammars_of
+from gradus.structured import grammars_of
 
 if TYPE_CHECKING:
+    import torch
+
+    from gradus.config.options import EngineOptions
+    from gradus.execution.memory.device_memory import DeviceMemory
     from gradus.execution.memory.plan import MemoryPlan
     from gradus.loading import Checkpoint, Tokenizer
+    from gradus.models.config import ModelConfig
+    from gradus.models.precision import Precision
     from gradus.text.llm import LLM
 
 _opened: dict[str, "Checkpoint"] = {}  # by the model's name, kept between `open_tokenizer` and `load_engine`
@@ -29,27 +37,39 @@ def open_tokenizer(config: ServerConfig, progress: Progress | None = None) -> "T
     if config.phase is None:
         from gradus.loading import open_tokenizer as open_alone
 
-        tokenizer = open_alone(config.model, progress=progress)
-        if tokenizer is not None:
-            begin_index(tokenizer)  # while the engine loads: later, all streams would wait for Python's lock
-        return tokenizer
+        return open_alone(config.model, progress=progress)
     from gradus.loading import open_checkpoint
 
     checkpoint = _opened[config.model] = open_checkpoint(config.model, progress=progress)
     return checkpoint.tokenizer
 
 
-def planned(settings: ServerConfig, checkpoint: "Checkpoint") -> "tuple[MemoryPlan, dict[str, str] | None]":
-    """Plan the memory without reading any weights, and describe the draft model, if there is one."""
+@dataclass(frozen=True)
+class Prepared:
+    """A model and how it would run, before any weight is read. config, options: those of one rank.
+
+    draft: the draft model's checkpoint and precision.
+    """
+
+    config: "ModelConfig"
+    options: "EngineOptions"
+    precision: "Precision"
+    draft: "tuple[Checkpoint, Precision] | None"
+
+
+def prepared(settings: ServerConfig, checkpoint: "Checkpoint", device: "torch.device") -> Prepared:
+    """Decide the engine's options and the model's precision. Raises ConfigError for settings that cannot work, or if a
+    runner in another process has the memory."""
     from gradus.assembly.checkpoint import keeps_bits, open_draft
     from gradus.assembly.parallel import for_each_rank, place_of, precision_of_ranks
     from gradus.config.options import EngineConfig, resolve_context
-    from gradus.execution.memory.plan import memory_plan
     from gradus.loading import as_asked
-    from gradus.models.precision import resolve_device
     from gradus.quantization.precision import resolve
 
-    config, device = checkpoint.config, resolve_device(settings.device)
+    if settings.runner is not None:
+        raise ConfigError("the memory of a model in another process is that process's to plan: leave out --runner")
+    config = checkpoint.config
+    settings = settings.merge({"memory_fraction": memory_fraction(settings, device.type)})
     limits = ModelLimits(config.vocab_size, resolve_context(settings.context_length, config.context_length))
     options = settings.options(limits, device.type)
     keeps = keeps_bits(settings.dtype, options, device)
@@ -59,9 +79,28 @@ def planned(settings: ServerConfig, checkpoint: "Checkpoint") -> "tuple[MemoryPl
         options, config = for_each_rank(options, config, device), place_of(options, 0).shard(config).config
         precision = precision_of_ranks(precision)
     draft = open_draft(checkpoint, options, device, precision) if isinstance(options, EngineConfig) else None
-    drafting = None if draft is None else (draft[0].config, draft[1])
-    plan = memory_plan(config, options, device, precision, phase=settings.phase, draft=drafting)
-    return plan, None if draft is None else {"name": draft[0].name, "dtype": draft[1].name}
+    return Prepared(config, options, precision, draft)
+
+
+def planned(settings: ServerConfig, checkpoint: "Checkpoint") -> "tuple[MemoryPlan, dict[str, str] | None]":
+    """Plan the memory without reading any weights, and describe the draft model, if there is one."""
+    from gradus.models.precision import resolve_device
+
+    device = resolve_device(settings.device)
+    ready = prepared(settings, checkpoint, device)
+    draft = ready.draft
+    named = None if draft is None else {"name": draft[0].name, "dtype": draft[1].name}
+    return plan_of(ready, settings.phase, device), named
+
+
+def plan_of(
+    ready: Prepared, phase: str | None, device: "torch.device", memory: "DeviceMemory | None" = None
+) -> "MemoryPlan":
+    """Plan the memory of a prepared model. memory: the device's; None: it is measured."""
+    from gradus.execution.memory.plan import memory_plan
+
+    draft = None if ready.draft is None else (ready.draft[0].config, ready.draft[1])
+    return memory_plan(ready.config, ready.options, device, ready.precision, phase=phase, memory=memory, draft=draft)
 
 
 def load_engine(config: ServerConfig, progress: Progress | None = None) -> tuple[Core, ModelInfo]:
@@ -80,13 +119,29 @@ def load_engine(config: ServerConfig, progress: Progress | None = None) -> tuple
 
 
 def keywords(config: ServerConfig) -> dict[str, Any]:
-    """The keywords for `LLM`. Clients share a server's steps: on a CPU, these have a target by default."""
+    """The keywords for `LLM`. Clients share a server's steps: on this process's CPU, these have a target by default."""
     from gradus.models.precision import resolve_device
 
     given, cut = config.keywords(), config.phase is None and "chunked" not in config.switch_off
-    if given["step_target"] is None and cut and resolve_device(config.device).type == "cpu":
+    if config.share[1] > 1:
+        given["memory_fraction"] = memory_fraction(config, resolve_device(config.device).type)
+    if given["step_target"] is None and cut and config.runner is None and resolve_device(config.device).type == "cpu":
         given["step_target"] = SERVED_STEP_TARGET
     return given
+
+
+def memory_fraction(config: ServerConfig, device: str) -> float | None:
+    """Return a model's part of `memory_fraction`. device: "cpu" or "cuda".
+
+    It counts from the whole of a GPU's memory, of which the other models hold their parts, and from what is free of a
+    CPU's.
+    """
+    place, places = config.share
+    given: float | None = config.keywords()["memory_fraction"]
+    if places == 1:
+        return given
+    whole: float = SETTINGS["memory_fraction"].suits[device] if given is None else given
+    return whole * place / places if device == "cuda" else whole / places
 
 
 def described(llm: "LLM", config: ServerConfig | None = None) -> ModelInfo:
@@ -98,8 +153,8 @@ def described(llm: "LLM", config: ServerConfig | None = None) -> ModelInfo:
         model=model_name(llm.checkpoint.name),
         engine=llm.engine_name,
         phase=llm.phase,
-        device=str(llm.device),
-        dtype=llm.precision.title,
+        device=llm.device_name,
+        dtype=llm.dtype,
         limits=llm.limits,
         settings=llm.settings,
         default_sampling=sampling,

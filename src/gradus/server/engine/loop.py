@@ -26,6 +26,8 @@ from gradus.engine.request import Request, packed_ids
 from gradus.engine.sequence import Output
 from gradus.engine.structured import Structured
 from gradus.errors import GradusError
+from gradus.garbage import paused
+from gradus.loading.progress import Progress, Stages
 from gradus.server.config import ServerConfig
 from gradus.server.engine.compiling import Compiled, Compiling
 from gradus.server.engine.messages import (
@@ -36,6 +38,7 @@ from gradus.server.engine.messages import (
     Failure,
     Loaded,
     LoadFailed,
+    Loading,
     ModelInfo,
     Ping,
     Report,
@@ -62,10 +65,10 @@ class Loader(Protocol):
     The standard one is `gradus.server.engine.loading`.
     """
 
-    def open_tokenizer(self, config: ServerConfig) -> Any:
+    def open_tokenizer(self, config: ServerConfig, progress: Progress) -> Any:
         """Open the front end's tokenizer, or return None. Downloads the model if necessary. Raises GradusErrors."""
 
-    def load_engine(self, config: ServerConfig) -> tuple[Core, ModelInfo]:
+    def load_engine(self, config: ServerConfig, progress: Progress) -> tuple[Core, ModelInfo]:
         """Load the engine, and describe it. Raises GradusErrors."""
 
 
@@ -94,7 +97,10 @@ def run_engine(loader_name: str, config: ServerConfig, commands: Commands, post:
     Returns the engine, for its owner to close; None after an error.
     """
     try:
-        core, info = loader(loader_name).load_engine(config)
+        stages = Stages(lambda stage: post(Loading(stage)))
+        stages.begin("starting the engine", None)  # PyTorch is imported before anything can be loaded
+        with paused():
+            core, info = loader(loader_name).load_engine(config, stages)
         loaded = Loaded(info, core.metrics())
     except BaseException as error:  # a bug, a user's mistake, even exit(): report it to the front end
         if not isinstance(error, GradusError):

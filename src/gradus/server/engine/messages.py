@@ -1,7 +1,7 @@
 """The messages between the front end and the engine: commands one way, reports the other.
 
     front end ── Submit, Cancel, Ping, Stop ──▶ engine
-    front end ◀── Loaded, Report, … ───── engine
+    front end ◀── Loading, Loaded, Report, … ───── engine
 
 All are plain data, so they can be sent to another process (wire.py) as well as handed to another thread. The front end
 gives each sample an integer handle: a request of n samples takes n consecutive handles, and all later messages use
@@ -24,6 +24,7 @@ from gradus.engine.metrics import Metrics
 from gradus.engine.request import ModelLimits, Request, SamplingParams, SchedulingParams, unpacked_ids
 from gradus.engine.sequence import Output, Timings
 from gradus.errors import GradusError, RequestError
+from gradus.loading.progress import Stage
 
 
 class Message(msgspec.Struct, array_like=True, tag=True, gc=False):
@@ -172,6 +173,12 @@ class Failure(msgspec.Struct, array_like=True, gc=False, frozen=True):
             return RequestError(self.message, param=self.param, limit=self.limit, got=self.got)
         found: GradusError = getattr(errors, self.kind)(self.message)
         return found
+
+
+class Loading(Message):
+    """The engine is being loaded, and has come to this stage."""
+
+    stage: Stage
 
 
 class Loaded(Message):
@@ -328,7 +335,7 @@ EVENTS = ("admitted", "ended")
 """A sample that was preempted is admitted again."""
 
 
-EngineMessage = Loaded | LoadFailed | Report | SelfChecked | EngineFailed | Watched
+EngineMessage = Loading | Loaded | LoadFailed | Report | SelfChecked | EngineFailed | Watched
 
 
 # -- columns of handles and of seconds; those of tokens are made by `packed_ids` ---------------------------------------

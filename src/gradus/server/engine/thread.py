@@ -36,7 +36,7 @@ class EngineThread:
     def alive(self) -> bool:
         return self._thread.is_alive()
 
-    def start(self) -> None:
+    def start(self, share: tuple[int, int] = (1, 1)) -> None:
         self._thread.start()
 
     def send(self, command: Command) -> None:
@@ -44,6 +44,9 @@ class EngineThread:
 
     def kill(self) -> None:
         self.send(Stop())  # if the step returns after all, no other may follow
+
+    def rest(self) -> None:
+        """Do nothing: a thread that has ended cannot be started again."""
 
     async def close(self, patience: float) -> bool:
         self.send(Stop())

@@ -22,6 +22,7 @@ from gradus.server.http.answers import problem_response
 from gradus.server.http.keys import PREFIX, VARIABLE, Key, Keys
 from gradus.server.http.quotas import Account
 from gradus.server.http.record import Record, record_of
+from gradus.server.page.document import prefers_html
 
 PUBLIC = frozenset({"/health", "/health/live", "/health/ready", "/ping"})
 """The only paths without a key, for GET alone: health probes have none."""
@@ -31,6 +32,9 @@ MONITORED = frozenset({"/stats", "/metrics"})
 
 WATCHED = frozenset({"/xray", "/xray/trace"})
 """Paths with the same statistics step by step, for every role. A client's key has names for its own requests alone."""
+
+PAGE = "/"
+"""The path whose HTML is public: the page is the same for everyone. As JSON, its list of routes needs a key."""
 
 _PROCESS_SECRET = secrets.token_bytes(32)
 
@@ -57,10 +61,16 @@ def check_exposure(config: ServerConfig, keys: Keys, *, loopback: bool) -> str |
 
 
 class Access:
-    """Admits requests with a known key, and requests for public paths. secret: see `salt_of`."""
+    """Admits requests with a known key, and requests for public paths.
 
-    def __init__(self, app: ASGIApp, keys: Keys, defaults: KeyLimits, secret: bytes | None = None) -> None:
+    secret: see `salt_of`. page: whether the page is served.
+    """
+
+    def __init__(
+        self, app: ASGIApp, keys: Keys, defaults: KeyLimits, secret: bytes | None = None, *, page: bool = False
+    ) -> None:
         self.app = app
+        self._page = page
         self._keys = keys
         self._secret = _PROCESS_SECRET if secret is None else secret
         self._defaults = defaults
@@ -96,7 +106,7 @@ class Access:
         if key is not None:
             record.key, record.salt = key.name, salt_of(key.name, self._secret)
             record.account, record.best_priority = self._account(key), key.first_priority
-        if scope["path"] in PUBLIC and scope["method"] == "GET":
+        if scope["method"] == "GET" and (scope["path"] in PUBLIC or (self._page and asks_for_page(scope))):
             return None
         if key is None:
             return unknown_sender(presented)
@@ -120,6 +130,13 @@ class Access:
             account = self._accounts[key.name] = Account(limits)
         account.limits = limits
         return account
+
+
+def asks_for_page(scope: Scope) -> bool:
+    """Whether a GET is a browser's for the page, not a program's for the list of routes."""
+    if scope["path"] != PAGE:
+        return False
+    return prefers_html(b",".join(value for name, value in scope["headers"] if name == b"accept").decode("latin-1"))
 
 
 def unknown_sender(presented: Sequence[str]) -> Problem:

@@ -1,4 +1,4 @@
-"""Answers in one piece: JSON, and problems in the shape of their protocol."""
+"""Answers in one piece: JSON, the page, and problems in the shape of their protocol."""
 
 from typing import Any
 
@@ -7,10 +7,18 @@ from starlette.types import Scope
 
 from gradus.server.api.errors import CLOSE, Problem, shape_of
 from gradus.server.api.frames import encode
+from gradus.server.page.document import Document
 
 
 def json_response(status: int, content: dict[str, Any], headers: dict[str, str] | None = None) -> Response:
     return Response(encode(content), status, headers, media_type="application/json")
+
+
+def page_response(document: Document, if_none_match: str) -> Response:
+    """Answer with a document, or with 304 if the browser has it. The headers, its policy among them, are the same."""
+    if document.matches(if_none_match):
+        return Response(status_code=304, headers=document.headers)
+    return Response(document.body, headers=document.headers)
 
 
 def problem_response(problem: Problem, scope: Scope) -> Response:

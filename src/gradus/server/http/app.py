@@ -1,10 +1,12 @@
 """The routes. Each parses, submits, waits and answers. Every error is an exception."""
 
+import asyncio
 import http
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.routing import APIRoute
@@ -14,6 +16,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 import gradus
+from gradus import extras
 from gradus.cache.disk.folder import secret_of
 from gradus.errors import GradusError
 from gradus.server.api.anthropic.request import Messages
@@ -22,7 +25,6 @@ from gradus.server.api.completions import Completions
 from gradus.server.api.errors import Problem, failure_of, problem_of
 from gradus.server.api.fields import MOST_NAMED
 from gradus.server.api.generate import Generate
-from gradus.server.api.models import check_name
 from gradus.server.api.openapi import openapi_of_generate
 from gradus.server.api.responses.body import Responses
 from gradus.server.api.schemas import openapi_of
@@ -30,21 +32,26 @@ from gradus.server.client import EngineClient
 from gradus.server.config import ServerConfig
 from gradus.server.exchange import Exchange
 from gradus.server.failures import ClientGone
-from gradus.server.http.access import Access, admitted
-from gradus.server.http.answers import json_response, problem_response, refused
+from gradus.server.http.access import Access, admitted, asks_for_page
+from gradus.server.http.answers import json_response, page_response, problem_response, refused
 from gradus.server.http.bodies import Bodies, BodyLog
 from gradus.server.http.body import read_json
 from gradus.server.http.hosts import OwnHosts
 from gradus.server.http.keys import Keys
-from gradus.server.http.model_routes import add_model_routes
+from gradus.server.http.model_routes import add_model_routes, known
 from gradus.server.http.record import REQUEST_ID, Records, record_of
 from gradus.server.http.slices import JsonInSlices
-from gradus.server.http.streaming import EventStream, cancelled_with_client
+from gradus.server.http.streaming import STAGE_S, EventStream, cancelled_with_client
 from gradus.server.http.watch.routes import add_xray
 from gradus.server.limits import MAX_HEADER_BYTES, MAX_HEADERS, body_limit, check_logprobs, limits, logprobs_limit
 from gradus.server.metrics.exposition import CONTENT_TYPE, Exposition
+from gradus.server.models.registry import Models
+from gradus.server.page.document import document
 from gradus.server.results import Stream
 from gradus.text.completion import Completion
+
+if TYPE_CHECKING:
+    from gradus.server.traces.spans import Tracer
 
 Reader = Callable[[Any, EngineClient], Exchange]
 """Checks parsed JSON of one protocol. Raises RequestError, or Unavailable while the model loads."""
@@ -55,14 +62,21 @@ OPENED_BY = {"/tokenizer_info": "--tokenizer-info"}
 CLIENT_CLOSED_REQUEST = 499  # nginx's status for an answer whose client has left; it appears only in logs
 
 
-def create_app(client: EngineClient, config: ServerConfig) -> FastAPI:
-    """Make the application. It starts the client on its own event loop, and closes it on shutdown."""
+def create_app(client: EngineClient, config: ServerConfig, models: Models | None = None) -> FastAPI:
+    """Make the application. It starts the clients on its own event loop, and closes them on shutdown.
+
+    client: the first model's, or the only one's. models: all; None: that one alone.
+    """
+    served = models or Models(client)
+
+    tracer, end_traces = _traces(config)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        client.start()
+        served.start()
         yield
-        await client.close()
+        await served.close()
+        await end_traces()
 
     # the interactive documentation pages load scripts from elsewhere; the schema itself is at /openapi.json
     app = FastAPI(
@@ -81,24 +95,48 @@ def create_app(client: EngineClient, config: ServerConfig) -> FastAPI:
             raise AssertionError("the route's own application answers")
 
         async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-            response = await respond(Request(scope, receive), read, client, config)
+            response = await respond(Request(scope, receive), read, served, config)
             await response(scope, receive, send)
 
         extra = openapi_of_generate(config) if path == "/generate" else openapi_of(path, config)
         app.post(path, summary=summary, openapi_extra=extra)(described)
         # FastAPI's own would look for dependencies and parameters, which takes longer than a token
-        next(route for route in app.routes if isinstance(route, APIRoute) and route.path == path).app = answer
+        added = next(route for route in app.routes if isinstance(route, APIRoute) and route.path == path)
+        added.app = answer if tracer is None else traced(answer, tracer, path, client)
 
     route("/generate", read_generate, "Continue a prompt")
     route("/v1/chat/completions", ChatCompletion.parse, "Answer a conversation, in OpenAI's protocol of chats")
     route("/v1/responses", Responses.parse, "Answer a conversation, in OpenAI's protocol of responses")
     route("/v1/completions", Completions.parse, "Continue prompts, as OpenAI's completions do")
     route("/v1/messages", Messages.parse, "Answer a conversation, in Anthropic's protocol")
-    add_model_routes(app, client, config)
+    add_model_routes(app, served, config)
 
-    _add_reports(app, client, config)
-    add_xray(app, client, config)
+    _add_reports(app, served, config)
+    add_xray(app, served, config)
     return app
+
+
+def _traces(config: ServerConfig) -> "tuple[Tracer | None, Callable[[], Awaitable[None]]]":
+    """Make what traces requests, and what sends the last spans; without an endpoint, nothing of it is imported."""
+    if config.otlp_traces_endpoint is None:
+        return None, partial(asyncio.sleep, 0)
+    extras.require("otel", "--otlp-traces-endpoint")
+    from gradus.server.traces.export import Export
+    from gradus.server.traces.spans import Tracer
+
+    export = Export(config)
+    return Tracer(export.provider, config), export.close
+
+
+def traced(answer: ASGIApp, tracer: "Tracer", path: str, client: EngineClient) -> ASGIApp:
+    """Give each request of a route its span. It is the route's own: a sender without a key makes none."""
+
+    async def followed(scope: Scope, receive: Receive, send: Send) -> None:
+        record = record_of(scope)
+        with tracer.request(path, scope, record.id, record.label, client.model) as record.trace:
+            await answer(scope, receive, send)
+
+    return followed
 
 
 def _secret_of_prefixes(config: ServerConfig) -> bytes | None:
@@ -112,7 +150,9 @@ def _add_middleware(app: FastAPI, client: EngineClient, config: ServerConfig) ->
     if config.log_bodies is not None:
         app.add_middleware(Bodies, file=BodyLog(config.log_bodies))
     keys = Keys.of(config)
-    app.add_middleware(Access, keys=keys, defaults=config.key_limits, secret=_secret_of_prefixes(config))
+    app.add_middleware(
+        Access, keys=keys, defaults=config.key_limits, secret=_secret_of_prefixes(config), page=config.page
+    )
     if config.cors_origins:
         app.add_middleware(
             CORSMiddleware,
@@ -128,7 +168,7 @@ def _add_middleware(app: FastAPI, client: EngineClient, config: ServerConfig) ->
     app.add_middleware(Records, meter=client.meter, keys=keys, lines=config.log_requests)
 
 
-def _add_reports(app: FastAPI, client: EngineClient, config: ServerConfig) -> None:
+def _add_reports(app: FastAPI, models: Models, config: ServerConfig) -> None:
     """Add the routes that only report."""
 
     @app.get("/health", summary="Whether requests are taken: 200, or 503 with the reason")
@@ -136,14 +176,17 @@ def _add_reports(app: FastAPI, client: EngineClient, config: ServerConfig) -> No
     @app.get("/ping", summary="The same, by the name that SageMaker expects")
     @app.post("/ping", include_in_schema=False)
     async def health() -> Response:
-        engine = client.info.engine if client.info else None
-        status = {"status": client.state, "reason": client.reason, "engine": engine}
+        client = next((one for one in models if not one.supervisor.ready), models.first)
+        status = health_of(client)
+        if len(models) > 1:
+            status["models"] = {one.model: health_of(one) for one in models}
         refusal = client.supervisor.refusal
         again = {"retry-after": str(refusal.retry_after)} if refusal and refusal.retry_after else {}
-        return json_response(200 if client.state == "ready" else 503, status, again)
+        return json_response(200 if client.supervisor.ready else 503, status, again)
 
     @app.get("/health/live", summary="Whether a restart would not help: 503 once the engine has failed")
     async def live() -> Response:
+        client = next((one for one in models if one.state == "failed"), models.first)
         alive = client.state != "failed"
         return json_response(200 if alive else 503, {"status": "live" if alive else "failed", "reason": client.reason})
 
@@ -153,21 +196,36 @@ def _add_reports(app: FastAPI, client: EngineClient, config: ServerConfig) -> No
 
     @app.get("/stats", summary="Totals, the queue, the cache, and every limit")
     async def stats() -> Response:
-        return json_response(200, client.stats() | {"limits": limits(config, client.info)})
+        client = models.first
+        if len(models) == 1:
+            return json_response(200, client.stats() | {"limits": limits(config, client.info)})
+        found = {one.model: one.stats() | {"limits": limits(config, one.info)} for one in models}
+        return json_response(200, {"models": found, "loaded": [one.model for one in models if one.loaded_now]})
 
-    exposition = Exposition(client.measured, alias=config.metrics_alias == "vllm")
+    exposition = Exposition([client.measured for client in models], alias=config.metrics_alias == "vllm")
 
     @app.get("/metrics", summary="Measurements, as Prometheus's text", response_class=Metrics)
     async def metrics() -> Response:
         return Metrics(exposition.text())
 
-    @app.get("/", summary="What is where")
-    async def index() -> Response:
+    @app.get("/", summary="What is where; to a browser, the page")
+    async def index(request: Request) -> Response:
+        if config.page and asks_for_page(request.scope):
+            return page_response(document(), request.headers.get("if-none-match", ""))
         methods = {
             route.path: " ".join(sorted(route.methods or ())) for route in app.routes if isinstance(route, APIRoute)
         }
         routes = methods | {"/openapi.json": "GET"}
-        return json_response(200, {"name": "gradus", "version": gradus.__version__, "routes": routes})
+        vary = {"vary": "accept"} if config.page else {}
+        return json_response(200, {"name": "gradus", "version": gradus.__version__, "routes": routes}, vary)
+
+
+def health_of(client: EngineClient) -> dict[str, Any]:
+    """Describe the state of a model's engine, and what its load is at, if there is one."""
+    engine = client.info.engine if client.info else None
+    progress = client.supervisor.progress
+    found = {"status": client.state, "reason": client.reason, "engine": engine}
+    return found if progress is None else found | {"progress": progress}
 
 
 class Metrics(Response):
@@ -178,22 +236,27 @@ def read_generate(body: Any, client: EngineClient) -> Exchange:
     return Generate.parse(body, client.config, client.model)
 
 
-async def respond(request: Request, read: Reader, client: EngineClient, config: ServerConfig) -> Response:
+async def respond(request: Request, read: Reader, models: Models, config: ServerConfig) -> Response:
     """Answer a body of `read`'s protocol, whole or as a stream of events."""
-    body = await read_json(request, max_bytes=body_limit(config, client.info), timeout=config.receive_timeout)
-    check_name(body, client)
+    body = await read_json(request, max_bytes=body_limit(config, models.largest()), timeout=config.receive_timeout)
+    client = models.chosen(body)
+    await known(request, client)
     exchange, record = read(body, client), record_of(request.scope)
+    record.meter = client.meter
     if client.info is not None:
         check_logprobs(exchange.asks, client.info.limits.context_length, logprobs_limit(config, client.info))
     stream = client.submit(*admitted(record, exchange.asks), key=record.key, name=record.id)
     record.follow(stream.tally)
+    if record.trace is not None:
+        record.trace.follow(exchange, stream)
     async with cancelled_with_client(request.receive, stream):
-        await stream.accepted()
+        # a client that streams learns after a second what it waits for
+        await stream.accepted(STAGE_S if exchange.stream and client.supervisor.holds(stream.handles[0]) else None)
         warnings = without_effect(exchange, stream, client)
         encoder = exchange.encoder(stream)
         if not exchange.stream:
             return JsonInSlices(encoder.whole(await all_completions(stream)), warnings, config.write_timeout)
-    return EventStream(stream, encoder, config, warnings)
+    return EventStream(stream, encoder, config, warnings, client.supervisor.waking)
 
 
 def without_effect(exchange: Exchange, stream: Stream, client: EngineClient) -> dict[str, str]:
@@ -258,7 +321,10 @@ def methods_of(app: FastAPI, path: str) -> str:
 
 
 class Heads:
-    """Answers HEAD as GET: the connection, which sees the real method, leaves the body out."""
+    """Answers HEAD as GET: the connection, which sees the real method, leaves the body out.
+
+    An answer without an end looks for "gradus.head" in its scope, and ends after its headers.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -267,7 +333,7 @@ class Heads:
         if scope.get("method") != "HEAD":
             await self.app(scope, receive, send)
             return
-        asked = {**scope, "method": "GET"}
+        asked = {**scope, "method": "GET", "gradus.head": True}
         try:
             await self.app(asked, receive, send)
         finally:

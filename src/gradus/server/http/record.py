@@ -10,7 +10,7 @@ import re
 import secrets
 import time
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -20,6 +20,9 @@ from gradus.server.http.quotas import Account
 from gradus.server.logs import printable
 from gradus.server.measures import Tally
 from gradus.server.metrics.meter import Meter
+
+if TYPE_CHECKING:
+    from gradus.server.traces.spans import RequestTrace
 
 log = logging.getLogger("gradus.server.requests")
 
@@ -42,7 +45,8 @@ class Record:
     account: the key's, if there is one. salt: keeps the key's cached prefixes apart; None without keys.
     best_priority: the lowest priority that the key's requests may have; None without keys.
     tally: counts its tokens; None if it generates nothing. started: seconds of `time.monotonic`.
-    path: the client's own. problem: why it was refused, or failed before its answer began.
+    path: the client's own. problem: why it was refused, or failed before its answer began. trace: its span, if requests
+    are traced. meter: of the model that it is for; None if it is for none.
     """
 
     id: str
@@ -58,6 +62,8 @@ class Record:
     started: float = field(default_factory=time.monotonic)
     path: str = ""
     problem: Problem | None = None
+    trace: "RequestTrace | None" = None
+    meter: Meter | None = None
 
     def follow(self, tally: Tally) -> None:
         """Count the request's tokens, for the log and for its key."""
@@ -70,6 +76,7 @@ class Record:
         found: dict[str, Any] = {
             "id": self.id,
             "client_id": self.label or None,
+            "trace_id": self.trace and self.trace.trace_id,
             "method": self.method,
             "route": self.route,
             "status": self.status,
@@ -162,10 +169,10 @@ class Records:
 
     def _end(self, record: Record, scope: Scope) -> None:
         record.route = getattr(scope.get("route"), "path", UNMATCHED)
-        self.meter.by_key.add(record.key, record.route, record.status, record.tally)
+        (record.meter or self.meter).by_key.add(record.key, record.route, record.status, record.tally)
         if record.route not in PROBES:
             route = "none" if record.route == UNMATCHED else record.route
-            self.meter.http_requests[route, record.method, f"{record.status // 100}xx"] += 1
+            self.meter.answered(route, record.method, record.status, time.monotonic() - record.started)
         asked = record.method in ("GET", "HEAD")
         level = logging.DEBUG if record.route in PROBES else self.level
         if record.status >= 500 and not (asked and record.status == 503):  # a question's normal answer while loading

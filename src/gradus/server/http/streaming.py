@@ -11,7 +11,7 @@ several times as much as writing a token. Otherwise, the task writes them.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from typing import Protocol
 
@@ -20,13 +20,15 @@ from starlette.types import Receive, Scope, Send
 
 from gradus.engine.logprobs import NO_LOGPROBS
 from gradus.errors import GradusError
-from gradus.server.api.frames import PING
+from gradus.server.api.frames import PING, comment
 from gradus.server.config import ServerConfig
-from gradus.server.exchange import Encoder
+from gradus.server.exchange import Encoder, Templated
 from gradus.server.failures import ClientGone
 from gradus.server.http.slices import cut, left, slices
-from gradus.server.results import Stream
+from gradus.server.results import Lane, Stream
 from gradus.text.completion import Delta
+
+STAGE_S = 1.0  # between two comments on the stages of a load
 
 
 class Pieces(Protocol):
@@ -63,17 +65,30 @@ async def _cancel_on_disconnect(receive: Receive, stream: Cancellable) -> None:
 
 
 class EventStream(Response):
-    """The answer to a streaming request. `stream` must have been accepted, because the status sent is 200."""
+    """The answer to a streaming request. `stream` must have been accepted, because the status sent is 200, or wait for
+    an engine that wakes.
+
+    stage: says what an engine that wakes is at, for comments to a client that waits; "" once it is awake.
+    """
 
     media_type = "text/event-stream"
 
-    def __init__(self, stream: Stream, encoder: Encoder, config: ServerConfig, headers: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        stream: Stream,
+        encoder: Encoder,
+        config: ServerConfig,
+        headers: Mapping[str, str],
+        stage: Callable[[], str] = lambda: "",
+    ) -> None:
         # without these two, proxies gather small pieces into large ones, and tokens arrive in bursts
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no", **headers})
         del self.headers["content-length"]
         self.stream = stream
         self.encoder = encoder
         self.config = config
+        self.stage = stage
+        self._templated = encoder if isinstance(encoder, Templated) else None
         self._pieces: Pieces | None = None
         self._busy = False  # True while the task writes
         self._wrote = False  # True if the sink has written since the last check
@@ -93,13 +108,17 @@ class EventStream(Response):
 
     async def _send_results(self, send: Send) -> bytes:
         """Send results as they arrive. Returns the last frames."""
+        if stage := self.stage():
+            await self._write(send, comment(stage))
         if opening := self.encoder.begin():
             await self._write(send, opening)
-        self.stream.sink = self._sink if self._pieces is not None else None
+        if self._pieces is not None:
+            self.stream.sink, self.stream.lane_sink = self._sink, self._lane_sink
         self.stream.deliver()  # what has come by now; `receive` would join it
         while not self.stream.done:
+            stage = self.stage()
             try:
-                deltas = await self.stream.receive(timeout=self.config.ping_interval)
+                deltas = await self.stream.receive(timeout=STAGE_S if stage else self.config.ping_interval)
             except ClientGone:
                 raise
             except GradusError as error:  # too late for a status, so the last frame carries the error
@@ -108,7 +127,7 @@ class EventStream(Response):
             if deltas:
                 await self._write(send, await self._all_but_last(send, self.encoder.frames(deltas)))
             elif quiet:
-                await self._write(send, PING)
+                await self._write(send, comment(stage) if stage else PING)
         return await self._all_but_last(send, self.encoder.end())
 
     def _sink(self, deltas: Sequence[Delta]) -> bool:
@@ -123,6 +142,25 @@ class EventStream(Response):
         if frames := b"".join(self.encoder.frames(deltas)):
             self._pieces.write_piece(frames)
             self._wrote = True
+        if self._templated is not None and len(self.stream.templates) < self.stream.samples:
+            self._keep_templates(self._templated, deltas)
+        return True
+
+    def _keep_templates(self, encoder: Templated, deltas: Sequence[Delta]) -> None:
+        """Let the plain tokens that follow these deltas take the short way."""
+        for delta in deltas:
+            if delta.completion is None and (template := encoder.template(delta)) is not None:
+                self.stream.templates[delta.prompt_index, delta.index] = template
+
+    def _lane_sink(self, lanes: Sequence[Lane]) -> bool:
+        """Write frames of plain tokens at once, under the same conditions."""
+        if self._busy or self._pieces is None or not self._pieces.has_room:
+            return False
+        frames = lanes[0].frames()
+        for lane in lanes[1:]:
+            frames += lane.frames()
+        self._pieces.write_piece(b"".join(frames))
+        self._wrote = True
         return True
 
     async def _all_but_last(self, send: Send, frames: Iterable[bytes]) -> bytes:

@@ -1,6 +1,6 @@
 """The table of metrics as Prometheus's text: under our names, and under vLLM's for its stock dashboards."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -15,9 +15,9 @@ CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4  # its syntax covers every name here, an
 
 
 class Exposition(Collector):
-    """Reads the measurements on each scrape. alias: whether to add vLLM's names."""
+    """Reads the measurements on each scrape. read: those of each model. alias: whether to add vLLM's names."""
 
-    def __init__(self, read: Callable[[], Source], *, alias: bool) -> None:
+    def __init__(self, read: Sequence[Callable[[], Source]], *, alias: bool) -> None:
         self._read = read
         self._alias = alias
         # a registry of its own: the library's global one would mix the servers of a process
@@ -34,16 +34,24 @@ class Exposition(Collector):
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
-        source = self._read()
+        sources = [read() for read in self._read]
         for family in FAMILIES:
             if family.name:
-                yield own_metric(family, source)
+                yield joined([own_metric(family, source) for source in sources])
         if not self._alias:
             return
         for family in FAMILIES:
             if family.vllm:
-                yield vllm_metric(family, source)
-        yield http_requests(source)
+                yield joined([vllm_metric(family, source) for source in sources])
+        yield http_requests(sources[0])  # which counts those of all models
+        yield http_seconds(sources[0])
+
+
+def joined(metrics: Sequence[Metric]) -> Metric:
+    """Join the same metric of several models, which differ in their labels."""
+    first = metrics[0]
+    first.samples = [sample for metric in metrics for sample in metric.samples]
+    return first
 
 
 def own_metric(family: Family, source: Source) -> Metric:
@@ -63,6 +71,15 @@ def http_requests(source: Source) -> Metric:
     return metric
 
 
+def http_seconds(source: Source) -> Metric:
+    """Make the histogram of the same library, of the time until an answer has been sent whole."""
+    name = "http_request_duration_seconds"
+    metric = HistogramMetricFamily(name, "Time to answer an HTTP request.", labels=("handler", "method"))
+    for labels, value in source.meter.http_seconds.items():
+        metric.add_metric(labels, buckets=_buckets(value, value.edges), sum_value=value.sum)
+    return metric
+
+
 def vllm_metric(family: Family, source: Source) -> Metric:
     """Make a metric under vLLM's name, with its labels and its buckets."""
     value = (family.vllm_value or family.value)(source)
@@ -78,9 +95,12 @@ def _histogram(
     name: str, help: str, labels: Mapping[str, str], value: Distribution, edges: tuple[float, ...]
 ) -> Metric:
     metric = HistogramMetricFamily(name, help, labels=list(labels))
-    buckets = [(edge, float(count)) for edge, count in value.cumulative(edges)]
-    metric.add_metric(list(labels.values()), buckets=buckets, sum_value=value.sum)
+    metric.add_metric(list(labels.values()), buckets=_buckets(value, edges), sum_value=value.sum)
     return metric
+
+
+def _buckets(value: Distribution, edges: tuple[float, ...]) -> list[tuple[str, float]]:
+    return [(edge, float(count)) for edge, count in value.cumulative(edges)]
 
 
 def _numbers(

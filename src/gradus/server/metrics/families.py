@@ -26,7 +26,8 @@ Value = float | Distribution | Mapping[tuple[str, ...], float]
 @dataclass(frozen=True, slots=True)
 class Source:
     """The source of all values. model: its name. context_length: the model's; 0 while it loads. encoding: how many of
-    the samples that wait do so for their prompt to be encoded. settings: the engine's."""
+    the samples that wait do so for their prompt to be encoded. settings: the engine's. states: each that the engine may
+    be in, and whether it is. asleep: whether no engine is loaded, because there was nothing to do."""
 
     model: str
     metrics: Metrics
@@ -37,6 +38,8 @@ class Source:
     context_length: int
     encoding: int = 0
     settings: Mapping[str, Any] = field(default_factory=dict)
+    states: Mapping[str, bool] = field(default_factory=dict)
+    asleep: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +93,16 @@ def _finished(source: Source) -> Mapping[tuple[str, ...], float]:
     return {(reason,): source.meter.finished[reason] for reason in reasons}
 
 
+def _drafted_steps(source: Source) -> float:
+    """Return how often a sequence's drafts were verified: each time, there is a draft in the first position."""
+    return next(iter(getattr(source.metrics.speculation, "drafted", ())), 0)
+
+
+def _accepted_by_position(source: Source) -> Mapping[tuple[str, ...], float]:
+    accepted = getattr(source.metrics.speculation, "accepted", ())
+    return {(str(position),): count for position, count in enumerate(accepted)}
+
+
 VLLM_REASONS = ("stop", "length", "abort", "error")
 """vLLM's finish reasons. All of ours that have another name are its "abort"."""
 
@@ -103,6 +116,18 @@ def _finished_in_vllm(source: Source) -> Mapping[tuple[str, ...], float]:
 
 def _waiting(source: Source) -> Mapping[tuple[str, ...], float]:
     return {("capacity",): source.waiting - source.encoding, ("deferred",): source.encoding}
+
+
+def _sleep_state(source: Source) -> Mapping[tuple[str, ...], float]:
+    """Return vLLM's three states. Its second level gives the weights up, too, as a process that ends does."""
+    asleep = float(source.asleep)
+    return {("awake",): 1.0 - asleep, ("weights_offloaded",): 0.0, ("discard_all",): asleep}
+
+
+def _prompt_tokens_by_source(source: Source) -> Mapping[tuple[str, ...], float]:
+    """Return the prompt tokens of ended requests; all that the cache had count as its own, also those from a disk."""
+    prompts, computed = source.meter.prompt_tokens.sum, source.meter.computed_tokens.sum
+    return {("local_compute",): computed, ("local_cache_hit",): prompts - computed, ("external_kv_transfer",): 0.0}
 
 
 CACHE_LABELS = (
@@ -179,6 +204,13 @@ DISTRIBUTIONS = (
         "request_prompt_tokens", "Tokens of a request's prompt.", "request_prompt_tokens", _tokens, "prompt_tokens"
     ),
     _distribution(
+        "request_computed_tokens",
+        "Tokens of a request's prompt that the cache did not have.",
+        "request_prefill_kv_computed_tokens",
+        _tokens,
+        "computed_tokens",
+    ),
+    _distribution(
         "request_generated_tokens", "Tokens of a sample.", "request_generation_tokens", _tokens, "generated_tokens"
     ),
     _distribution(
@@ -223,6 +255,15 @@ COUNTERS = (
         "counter",
         "Prompt tokens found in the prefix cache.",
         lambda source: source.metrics.cached_tokens,
+        "prompt_tokens_cached",
+    ),
+    Family(
+        "",
+        "counter",
+        "Prompt tokens of ended requests, by where their keys and values came from.",
+        _prompt_tokens_by_source,
+        "prompt_tokens_by_source",
+        ("source",),
     ),
     Family(
         "generated_tokens",
@@ -277,6 +318,21 @@ COUNTERS = (
         _drafts("accepted"),
         "spec_decode_num_accepted_tokens",
     ),
+    Family(
+        "drafts",
+        "counter",
+        "Times that drafts of a sequence were verified.",
+        _drafted_steps,
+        "spec_decode_num_drafts",
+    ),
+    Family(
+        "",
+        "counter",
+        "Drafted tokens that were accepted, by their position.",
+        _accepted_by_position,
+        "spec_decode_num_accepted_tokens_per_pos",
+        ("position",),
+    ),
     Family("steps", "counter", "Engine steps.", lambda source: source.metrics.steps),
     Family("device_busy_seconds", "counter", "Time of all engine steps.", lambda source: source.metrics.busy_s),
     Family(
@@ -294,6 +350,13 @@ COUNTERS = (
     Family("abandoned_requests", "counter", "Requests whose client left.", lambda source: source.counts.abandoned),
     Family("stalled_requests", "counter", "Requests whose client did not read.", lambda source: source.counts.stalled),
     Family(
+        "engine_restarts",
+        "counter",
+        "Times that another engine was started after a failure.",
+        lambda source: source.counts.restarts,
+    ),
+    Family("self_checks", "counter", "Self-checks of the idle engine.", lambda source: source.counts.self_checks),
+    Family(
         "failed_self_checks",
         "counter",
         "Self-checks that found a defect.",
@@ -303,6 +366,22 @@ COUNTERS = (
 
 GAUGES = (
     Family("ready", "gauge", "1 while requests are taken.", lambda source: float(source.ready)),
+    Family(
+        "engine_state",
+        "gauge",
+        "1 for the engine's present state, 0 for all others.",
+        lambda source: {(state,): float(present) for state, present in source.states.items()},
+        labels=("state",),
+    ),
+    Family(
+        "engine_asleep",
+        "gauge",
+        "1 from the engine's falling asleep until it is awake again.",
+        lambda source: float(source.asleep),
+        "engine_sleep_state",
+        vllm_labels=("sleep_state",),
+        vllm_value=_sleep_state,
+    ),
     Family("running", "gauge", "Samples that run.", lambda source: source.metrics.active, "num_requests_running"),
     Family(
         "waiting", "gauge", "Samples that wait for the engine.", lambda source: source.waiting, "num_requests_waiting"

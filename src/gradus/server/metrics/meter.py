@@ -8,12 +8,11 @@ waited equally long, so they update a histogram together, once per report.
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from gradus.engine.metrics import Metrics
 from gradus.errors import RequestError
 from gradus.server.failures import ClientGone, RequestTimeout, Unavailable
-from gradus.server.measures import Tally
+from gradus.server.measures import SampleTally, Tally
 from gradus.server.metrics.distribution import Distribution, edges, merged, steps_1_2_5
 from gradus.server.results import Stream
 from gradus.text.completion import Completion, Delta
@@ -32,17 +31,10 @@ TOKENS = steps_1_2_5(1_000_000)
 STEP_TOKENS = merged(VLLM_STEP_TOKENS, steps_1_2_5(100_000))
 SEQUENCES = steps_1_2_5(10_000)
 SAMPLES = (1, 2, 5, 10, 20)  # vLLM's
+HTTP = (0.1, 0.5, 1)  # of the library that vLLM has its HTTP metrics from
 
 
-@dataclass(slots=True, eq=False)
-class SampleTally:
-    """One sample that has not ended.
-
-    last: the time of its newest tokens. tally: its body's.
-    """
-
-    last: float
-    tally: Tally
+NO_SAMPLES: dict[int, SampleTally] = {}
 
 
 class Meter:
@@ -59,6 +51,7 @@ class Meter:
         self.finished: Counter[str] = Counter()
         self.by_key = ByKey()
         self.http_requests: Counter[tuple[str, ...]] = Counter()  # by route, method, and class of status: 2xx
+        self.http_seconds: dict[tuple[str, ...], Distribution] = {}  # by route and method
         self.ttft = Distribution(SECONDS)
         self.inter_token = Distribution(SECONDS)
         self.per_token = Distribution(SECONDS)
@@ -70,6 +63,7 @@ class Meter:
         self.samples = Distribution(SAMPLES)
         self.step = Distribution(SECONDS)
         self.prompt_tokens = Distribution(TOKENS)
+        self.computed_tokens = Distribution(TOKENS)
         self.generated_tokens = Distribution(TOKENS)
         self.max_tokens = Distribution(TOKENS)
         self.step_tokens = Distribution(STEP_TOKENS)
@@ -86,14 +80,20 @@ class Meter:
             self._open[name] = stream
             self._samples[name] = {}
 
-    def report(self, deltas: Sequence[Delta], step_s: float, metrics: Metrics | None) -> None:
+    def sample(self, request_id: str, index: int) -> SampleTally | None:
+        """Find a sample that has had tokens and has not ended."""
+        return self._samples.get(request_id, NO_SAMPLES).get(index)
+
+    def report(
+        self, deltas: Sequence[Delta], step_s: float, metrics: Metrics | None, plain: Sequence[SampleTally] = ()
+    ) -> None:
         """Add one report of the engine, before its results are delivered.
 
-        deltas: its decoded outputs. step_s: the step's duration; 0 without a step. metrics: the engine's, if the report
-        has them.
+        deltas: its decoded outputs. plain: the samples with one more token, but without a delta. step_s: the step's
+        duration; 0 without a step. metrics: the engine's, if the report has them.
         """
         now = self._clock()
-        self._add(deltas, now)
+        self._add(deltas, plain, now)
         if step_s:
             self.step.observe(step_s)
         if metrics is not None:
@@ -102,19 +102,25 @@ class Meter:
             if delta.completion is not None and (stream := self._open.get(delta.request_id)):
                 self._complete(stream, delta.completion, now)
 
-    def _add(self, deltas: Sequence[Delta], now: float) -> None:
+    def _add(self, deltas: Sequence[Delta], plain: Sequence[SampleTally], now: float) -> None:
         """Count tokens, and the times between them. Most samples had their last token with the last report.
 
         Several tokens of one step share the time since the step before.
         """
-        before, steady, any_tokens = self._last_tokens, 0, False
+        before, steady, any_tokens = self._last_tokens, 0, bool(plain)
+        for each in plain:
+            if each.last == before:
+                steady += 1
+            else:
+                self.inter_token.observe(now - each.last)
+            each.last = now
+            each.tally.generated += 1
         for delta in deltas:
             tokens = len(delta.token_ids)
             if not tokens or (samples := self._samples.get(delta.request_id)) is None:
                 continue
             any_tokens = True
-            sample = samples.get(delta.index)
-            if sample is None:
+            if (sample := samples.get(delta.index)) is None:
                 self._begin(delta, now)
                 continue
             if tokens == 1 and sample.last == before:
@@ -163,6 +169,7 @@ class Meter:
             self.per_token.observe(1 / timings.decode_tokens_per_s)
         if completion.index == 0:
             self.prompt_tokens.observe(completion.prompt_tokens)
+            self.computed_tokens.observe(completion.prompt_tokens - completion.cached_tokens)
             request = stream.requests[completion.request_id]
             self.max_tokens.observe(request.max_tokens)
             self.samples.observe(request.params.n)
@@ -170,6 +177,11 @@ class Meter:
     def _count(self, stream: Stream, reason: str, samples: int = 1) -> None:
         self.finished[reason] += samples
         stream.tally.finished[reason] += samples
+
+    def answered(self, route: str, method: str, status: int, seconds: float) -> None:
+        """Count an HTTP request whose answer has ended. seconds: since it arrived."""
+        self.http_requests[route, method, f"{status // 100}xx"] += 1
+        self.http_seconds.setdefault((route, method), Distribution(HTTP)).observe(seconds)
 
     def leave(self, stream: Stream, error: Exception | None) -> None:
         """Count the samples of a stream that closes before the engine ended them."""

@@ -10,19 +10,23 @@ from gradus.server.client import EngineClient
 from gradus.server.config import ServerConfig
 from gradus.server.http.record import record_of
 from gradus.server.http.watch.stream import WatchStream, watching
+from gradus.server.models.registry import Models
 from gradus.server.xray.watchers import Watcher, Watchers, encode
 
 FIRST_LOOK_S = 2.0  # how long to wait for an engine inside a step
 MOST_SECONDS = 10.0
 
 
-def add_xray(app: FastAPI, client: EngineClient, config: ServerConfig) -> None:
-    """Add the routes of the live X-ray."""
-    watchers = client.watchers
+def add_xray(app: FastAPI, models: Models, config: ServerConfig) -> None:
+    """Add the routes of the live X-ray. `model` in the query chooses one of several models; without it, the first."""
+
+    def watched(request: Request) -> EngineClient:
+        name = request.query_params.get("model")
+        return models.first if name is None else models.called(name)
 
     @app.get("/xray", summary="The engine as it works: pages, batch, queue, prefix tree and steps, as events")
     async def xray(request: Request) -> Response:
-        key = record_of(request.scope).key
+        key, watchers = record_of(request.scope).key, watched(request).watchers
         if request.query_params.get("once", "0") not in ("", "0"):
             with watching(watchers, key) as watcher:
                 return Response(await first_look(watchers, watcher), media_type="application/json")
@@ -31,6 +35,8 @@ def add_xray(app: FastAPI, client: EngineClient, config: ServerConfig) -> None:
     @app.get("/xray/trace", summary="The engine's last 512 steps, as a Chrome trace: for ui.perfetto.dev")
     async def trace(request: Request) -> Response:
         key, seconds = record_of(request.scope).key, seconds_of(request.query_params.get("seconds"))
+        client = watched(request)
+        watchers = client.watchers
         with watching(watchers, key) as watcher:
             if seconds is None and not watchers.has_picture:
                 seconds = 1.0

@@ -38,7 +38,7 @@ class WatchStream(Response):
         gone.add_done_callback(lambda _: self._watcher.leave())
         try:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            while (event := await self._watcher.next()) is not None:
+            while "gradus.head" not in scope and (event := await self._watcher.next()) is not None:
                 await self._write(send, b"data: " + event + b"\n\n")
             if not gone.done():
                 await self._write(send, b"", more=False)

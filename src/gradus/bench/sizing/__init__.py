@@ -1,0 +1,7 @@
+"""What a model needs and reaches on a card: `gradus serve --explain MODEL`. Read in this order:
+
+cards.py       cards by name, from their data sheets
+pace.py        how long a step takes: the roofline, and what an engine takes beyond it
+records.py     the repository's own measurements, next to the formula
+estimate.py    a model on a card: memory, rates, waiting times, users
+"""
