@@ -16,7 +16,19 @@ START = "phases/p00_baseline/forward_pass"
 """Where the cover sends a reader who is new."""
 
 DOCS = (
-    *("install", "commands", "models", "serving", "deploy", "clients", "agents", "tools", "architecture", "parts"),
+    *(
+        "install",
+        "commands",
+        "models",
+        "serving",
+        "load",
+        "deploy",
+        "clients",
+        "agents",
+        "tools",
+        "architecture",
+        "parts",
+    ),
     *("results", "comparisons", "measuring", "glossary"),
 )
 """In the order of reading; docs/design/ follows them."""
