@@ -76,7 +76,7 @@ QUICK_CROWDS = (1, 4)
 
 @dataclass(frozen=True)
 class Asked:
-    """What is asked of both servers."""
+    """The loads that both servers get, and the objective."""
 
     objective: Objective
     search: Search

@@ -43,7 +43,7 @@ def latency_table(record: dict[str, Any], settings: LoadSettings) -> Table:
 
 
 def summary_lines(record: dict[str, Any], settings: LoadSettings) -> str:
-    """What came of a load, in a few lines."""
+    """Describe a load in a few lines."""
     lines = [
         f"{record['completed']} of {record['requests']} requests completed in {shown(record['seconds'])} s, at most "
         f"{record['peak_concurrency']} at once",

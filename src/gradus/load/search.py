@@ -51,8 +51,8 @@ def highest_rate(
 ) -> Found:
     """Find the highest rate that passes: grow by the factor until one fails (or shrink until one passes), then bisect.
 
-    probe: whether a rate passes; None if it could not be sent, which ends the search. No probe starts if one as long as
-    the longest so far would end after the budget.
+    probe: whether a rate passes; None if it could not be sent, which ends the search. A probe starts only if
+    one as long as the longest yet would end within the budget.
     """
     found, began, longest, rate = Found(), clock(), 0.0, start
     while len(found.passed) < MOST_PROBES and clock() - began + longest <= search.budget:

@@ -60,7 +60,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Trials:
-    """What all loads on one server have in common. pool: client processes, None: this one."""
+    """Loads on one server, and all that they have in common. pool: client processes, None: this one."""
 
     target: Target
     writing: Writing
