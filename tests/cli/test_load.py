@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from gradus.cli.commands.load import changes
+from gradus.cli.commands.clients.load import changes
 from gradus.load.asking.target import Target
 from tests.server.conftest import running
 from tests.server.scripted import ScriptedCore

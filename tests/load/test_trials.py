@@ -54,11 +54,26 @@ def test_the_search_stops_where_latency_grows_over_the_objective():
     assert found.whole and 16 <= found.best <= 55 and found.failed <= 1.6 * found.best
 
 
-def test_a_late_generator_makes_a_load_invalid(monkeypatch):
+def test_a_late_generator_ends_a_search_and_is_no_failure_of_the_server(monkeypatch):
+    search = Search(seconds=0.2, requests=3, warmup=0.0)
     with scripted(paced(0.0, 0.0)) as server:
-        monkeypatch.setattr(Run, "late_s", property(lambda run: 0.06))
-        with pytest.raises(ConfigError, match=r"sends 60 ms late .*no open load"):
-            trials(server).highest(SHORT, 20.0, Search(seconds=0.2, requests=3, warmup=0.0), lambda trial: None)
+        late = iter([0.0, 0.06, 0.06])
+        monkeypatch.setattr(Run, "late_s", property(lambda run: late_s))
+        seen = []
+        late_s = 0.0
+
+        def each(trial):
+            nonlocal late_s
+            late_s = next(late)
+            seen.append(trial.rate)
+
+        found = trials(server).highest(SHORT, 20.0, search, each)
+        assert (found.best, found.unsent, found.failed, found.whole) == (20.0, 40.0, None, False) and seen == [
+            20.0,
+            40.0,
+        ]
+        with pytest.raises(ConfigError, match="cannot send 20 requests/s in time"):
+            trials(server).highest(SHORT, 20.0, search, each)
 
 
 @pytest.mark.parametrize(("late_s", "ttft", "users", "late"), [

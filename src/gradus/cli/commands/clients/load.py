@@ -63,7 +63,7 @@ def _ready(target: "Target") -> dict[str, Any] | None:
 
 
 def _processes(settings: LoadSettings, processes_for: Any) -> int:
-    """As many as the most requests under way need. A late job has to see the others' tokens, so it allows only one."""
+    """Count the processes for the most requests under way. A late job has to see the others' tokens: one process."""
     if settings.long:
         return 1
     crowd = settings.requests if settings.users == [None] else max(users or 0 for users in settings.users)
