@@ -39,9 +39,10 @@ def check(settings: Settings) -> None:
         raise ConfigError(f"{given[0]} does nothing in a runner: give it to the engine, or leave it out")
     if any(getattr(settings, name) is not None for name in NEITHERS):
         raise ConfigError("prefix_dir does not work in a runner yet: leave it out")
-    if max(settings.tensor_parallel or 1, settings.pipeline_parallel or 1) > 1:
+    asked = settings.keywords()
+    if max(asked["tensor_parallel"] or 1, asked["pipeline_parallel"] or 1) > 1:
         raise ConfigError("tensor_parallel and pipeline_parallel do not work in a runner yet: leave them out")
-    if settings.speculate not in (None, NGRAM):
+    if asked["speculate"] not in (None, NGRAM):
         raise ConfigError(f"draft models and heads do not work in a runner yet: set speculate to {NGRAM}")
 
 

@@ -51,7 +51,7 @@ def planned(settings: ServerConfig, checkpoint: "Checkpoint") -> "tuple[MemoryPl
     from gradus.models.precision import resolve_device
     from gradus.quantization.precision import resolve
 
-    if settings.runner is not None:
+    if settings.remote:
         raise ConfigError("a dry run shows the memory of a model in this process: leave out --runner")
     config, device = checkpoint.config, resolve_device(settings.device)
     limits = ModelLimits(config.vocab_size, resolve_context(settings.context_length, config.context_length))
@@ -88,7 +88,7 @@ def keywords(config: ServerConfig) -> dict[str, Any]:
     from gradus.models.precision import resolve_device
 
     given, cut = config.keywords(), config.phase is None and "chunked" not in config.switch_off
-    if given["step_target"] is None and cut and config.runner is None and resolve_device(config.device).type == "cpu":
+    if given["step_target"] is None and cut and not config.remote and resolve_device(config.device).type == "cpu":
         given["step_target"] = SERVED_STEP_TARGET
     return given
 
