@@ -7,12 +7,17 @@ that come with it are left idle. So settings mean the same, and the same combina
 import logging
 import queue
 import threading
+from collections.abc import Collection
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
+
+import torch
 
 import gradus
 from gradus.config.options import NGRAM, EngineConfig
 from gradus.config.settings import NEITHERS, THE_ENGINES, THE_ENGINES_SWITCHES, Settings
+from gradus.device.transfer import current
 from gradus.engine.core import Compiler
 from gradus.engine.plan import Result
 from gradus.engine.structured import Structured
@@ -73,7 +78,7 @@ def service_of(llm: LLM) -> Service:
         hello_of(llm, runner, options),
         ahead=1 if on_gpu else 0,
         done=arrived,
-        forget=lambda pages: runner.attention.storage.wipe(sorted(pages)),
+        forget=partial(wipe, runner),
         prepare=Preparing(compiler).prepare if compiler is not None else lambda structured: None,
     )
 
@@ -102,6 +107,12 @@ def hello_of(llm: LLM, runner: Runner, options: EngineConfig) -> Hello:
         dtype=llm.dtype,
         weight_bytes=llm.weight_bytes,
     )
+
+
+def wipe(runner: Runner, pages: Collection[int]) -> None:
+    """Fill pages with zeros."""
+    with torch.inference_mode(), current(runner.device):
+        runner.attention.storage.wipe(sorted(pages))
 
 
 def arrived(step: Result) -> bool:
