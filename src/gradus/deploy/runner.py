@@ -7,12 +7,17 @@ that come with it are left idle. So settings mean the same, and the same combina
 import logging
 import queue
 import threading
+from collections.abc import Collection
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
+
+import torch
 
 import gradus
 from gradus.config.options import NGRAM, EngineConfig
 from gradus.config.settings import NEITHERS, THE_ENGINES, THE_ENGINES_SWITCHES, Settings
+from gradus.device.transfer import current
 from gradus.engine.core import Compiler
 from gradus.engine.plan import Result
 from gradus.engine.structured import Structured
@@ -39,9 +44,10 @@ def check(settings: Settings) -> None:
         raise ConfigError(f"{given[0]} does nothing in a runner: give it to the engine, or leave it out")
     if any(getattr(settings, name) is not None for name in NEITHERS):
         raise ConfigError("prefix_dir does not work in a runner yet: leave it out")
-    if max(settings.tensor_parallel or 1, settings.pipeline_parallel or 1) > 1:
+    asked = settings.keywords()
+    if max(asked["tensor_parallel"] or 1, asked["pipeline_parallel"] or 1) > 1:
         raise ConfigError("tensor_parallel and pipeline_parallel do not work in a runner yet: leave them out")
-    if settings.speculate not in (None, NGRAM):
+    if asked["speculate"] not in (None, NGRAM):
         raise ConfigError(f"draft models and heads do not work in a runner yet: set speculate to {NGRAM}")
 
 
@@ -72,7 +78,7 @@ def service_of(llm: LLM) -> Service:
         hello_of(llm, runner, options),
         ahead=1 if on_gpu else 0,
         done=arrived,
-        forget=lambda pages: runner.attention.storage.wipe(sorted(pages)),
+        forget=partial(wipe, runner),
         prepare=Preparing(compiler).prepare if compiler is not None else lambda structured: None,
     )
 
@@ -101,6 +107,12 @@ def hello_of(llm: LLM, runner: Runner, options: EngineConfig) -> Hello:
         dtype=llm.dtype,
         weight_bytes=llm.weight_bytes,
     )
+
+
+def wipe(runner: Runner, pages: Collection[int]) -> None:
+    """Fill pages with zeros."""
+    with torch.inference_mode(), current(runner.device):
+        runner.attention.storage.wipe(sorted(pages))
 
 
 def arrived(step: Result) -> bool:
