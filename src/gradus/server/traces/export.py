@@ -56,7 +56,7 @@ class Export:
         self.provider.add_span_processor(BatchSpanProcessor(exporter, **queue))
 
     async def close(self) -> None:
-        """Send what is left, for FLUSH_S seconds at most. The thread of a collector that hangs is left behind."""
+        """Send the last spans, for FLUSH_S seconds at most. A thread whose collector hangs is left behind."""
         ending = threading.Thread(target=self.provider.shutdown, name="traces", daemon=True)
         ending.start()
         end = time.monotonic() + FLUSH_S
