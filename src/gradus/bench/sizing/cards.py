@@ -17,7 +17,7 @@ from gradus.errors import ConfigError
 
 READ, PRODUCT = 0.88, 0.79
 MIB = 1 << 20
-RESERVED = 600 * MIB  # of what nvidia-smi shows, by the driver: 615 on an H200, 458 on an H100
+RESERVED = 600 * MIB  # by the driver, within nvidia-smi's total: 615 MiB on an H200, 458 on an H100
 CONTEXT = 530 * MIB  # of the rest, by CUDA for a process, as seen on an H200
 
 
