@@ -15,7 +15,7 @@ from gradus.server.supervisor import State
 PAGE = (Path(__file__).parents[2] / "docs" / "operations.md").read_text(encoding="utf-8")
 
 
-OF_THE_DEVICE = {"threads", "tensor_parallel", "pipeline_parallel", "sleep_after"}
+OF_THE_DEVICE = {"threads", "tensor_parallel", "pipeline_parallel", "runner", "sleep_after"}
 """Settings next to the limits that bound no client."""
 
 
