@@ -18,7 +18,7 @@ from gradus.server.client import EngineClient
 from gradus.server.config import ServerConfig
 from gradus.server.engine.loading import memory_fraction
 from gradus.server.engine.messages import Failure, Loaded, LoadFailed
-from gradus.server.models.pool import Pool
+from gradus.server.engine.pool import Pool
 from gradus.server.models.registry import Models
 from gradus.server.serve import Server, bind
 from tests.server.conftest import answering, eventually, processes

@@ -19,8 +19,8 @@ the course runs on a thread, behind the same messages.) Read in this order:
     encoding.py        slow work on texts: turns by key, bounds
     supervisor.py      the engine's life: progress, failures, another start
     client.py          the front end's side: queue, text, cancellation, drain
-    models/            several models behind one port, by turns in memory
     api/               the protocols: a body becomes requests, their results become an answer
+    models/            several models behind one port, by name
     http/              untrusted bytes, origins, keys, streams and disconnects, and the routes
     serve.py           the process: socket, signals, exit codes
 """

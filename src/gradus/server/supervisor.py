@@ -210,7 +210,7 @@ class Supervisor:
         self._wanted()
 
     def stay_asleep(self) -> None:
-        """Undo `wake`: nobody waits any more, and no engine has been started."""
+        """Undo `wake`: no request waits any more, and no engine has been started."""
         if self.state == "waking":
             self.state, self.reason = "asleep", ASLEEP
 
