@@ -9,8 +9,8 @@ A model that is asked for while it is not loaded joins a queue of models, first 
                           the queue's end if requests are held for it
 
 Running requests are never cut. A request waits for those that ran when its model's turn came, and never for later ones:
-a model that gets requests without pause starves no other. A turn's length bounds the cost of loads: with two models that
-both get requests without pause, about half of the time.
+a model that gets requests without pause starves no other. A turn's length bounds the cost of loads: with two models
+that both get requests without pause, about half of the time.
 """
 
 import math
