@@ -54,13 +54,13 @@ from gradus.server.engine.messages import (
     Watch,
     Watched,
 )
+from gradus.server.engine.pool import Pool
 from gradus.server.exchange import Ask
 from gradus.server.failures import ClientGone, RequestFailed, RequestTimeout, Unavailable
 from gradus.server.limits import check_prompt_logprobs
 from gradus.server.measures import Counts, ServiceRate, cache_stats, speculation_stats
 from gradus.server.metrics.families import Source
 from gradus.server.metrics.meter import Meter
-from gradus.server.models.pool import Pool
 from gradus.server.results import Stream
 from gradus.server.samples import Samples
 from gradus.server.supervisor import State, Supervisor
@@ -442,7 +442,7 @@ class EngineClient:
         self.pool.advance()
 
     def _stay_asleep(self) -> None:
-        """Take back the claim to a place once nobody waits for it."""
+        """Take back the claim to a place once no request needs it."""
         if not self._readers and not self.supervisor.held and self.pool.forgo(self):
             self.supervisor.stay_asleep()
 
@@ -610,7 +610,7 @@ class EngineClient:
             self.supervisor.lose(reason)
             if not failed.done():
                 failed.set_exception(Unavailable(reason, self.state, 1))
-                failed.exception()  # read here, in case nobody waits
+                failed.exception()  # read here, in case no request waits
             return
         self.supervisor.give_up(reason)
         self._loaded.set_exception(failure.error() or RuntimeError(reason))

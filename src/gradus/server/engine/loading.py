@@ -133,8 +133,8 @@ def keywords(config: ServerConfig) -> dict[str, Any]:
 def memory_fraction(config: ServerConfig, device: str) -> float | None:
     """Return a model's part of `memory_fraction`. device: "cpu" or "cuda".
 
-    It counts from the whole of a GPU's memory, of which the other models hold their parts, and from what is free of a
-    CPU's.
+    On a GPU it is a part of the whole memory, and includes the parts that other models hold. On a CPU it is a part of
+    the free memory.
     """
     place, places = config.share
     given: float | None = config.keywords()["memory_fraction"]

@@ -1,4 +1,4 @@
-"""The served models by name, and what they have in common: one start, one drain, one end."""
+"""The served models by name, with one start, one drain and one end."""
 
 import asyncio
 from collections.abc import Iterator, Mapping
@@ -9,7 +9,7 @@ from gradus.server.client import EngineClient
 from gradus.server.config import ServerConfig
 from gradus.server.engine.link import MakeLink
 from gradus.server.engine.messages import ModelInfo
-from gradus.server.models.pool import Pool
+from gradus.server.engine.pool import Pool
 
 
 class Models:
