@@ -18,6 +18,7 @@ the course runs on a thread, behind the same messages.) Read in this order:
     metrics/           measurements of requests, and /metrics
     encoding.py        slow work on texts: turns by key, bounds
     supervisor.py      the engine's life: progress, failures, another start
+    writing/           a step's tokens on their way to hundreds of connections, in a process of its own
     client.py          the front end's side: queue, text, cancellation, drain
     api/               the protocols: a body becomes requests, their results become an answer
     http/              untrusted bytes, origins, keys, streams and disconnects, and the routes

@@ -56,6 +56,7 @@ from gradus.server.metrics.meter import Meter
 from gradus.server.results import Stream
 from gradus.server.samples import Samples
 from gradus.server.supervisor import State, Supervisor
+from gradus.server.writing.outbox import Outbox
 from gradus.text.front_end import FrontEnd
 from gradus.text.tools.dialect import Turn
 
@@ -95,6 +96,7 @@ class EngineClient:
         self.counts = Counts()
         self.meter = Meter(config.price_per_hour)
         self.supervisor = Supervisor(config, self.counts, self._lose_all)
+        self.outbox = Outbox()
         self.started = time.monotonic()
         self.stopped = False
         self._loader = loader
@@ -201,6 +203,7 @@ class EngineClient:
         self._opener.shutdown(wait=False, cancel_futures=True)
         self._prompts.close()
         self.texts.close()
+        self.outbox.close()
         rests = self.info is not None and self.supervisor.rests
         closed = await self._link.close(GOODBYE_S if rests else patience)
         self.stopped = self._opening.done() and closed
@@ -438,6 +441,7 @@ class EngineClient:
 
     def receive(self, message: EngineMessage) -> None:
         if not isinstance(message, Report):
+            self.outbox.settle()
             self._deliver_news()  # of the reports before it
         match message:
             case Report():
@@ -508,12 +512,16 @@ class EngineClient:
         """Deliver what all reports at hand have brought.
 
         A front end that lags behind the engine finds several: a stream's tokens are then written together, still as an
-        event each, and writing costs less the further it lags. The system call is nearly half of a token's time here.
+        event each, and writing costs less the further it lags. The system call is half of a token's time here, so steps
+        of many streams leave by the outbox.
         """
+        if not self._fresh or self.outbox.delays(self._deliver_news):
+            return
         fresh, self._fresh = self._fresh, {}
-        for stream in fresh:
-            if stream.handles[0] in self._streams:
-                self._deliver(stream)
+        with self.outbox.gather(len(fresh)):
+            for stream in fresh:
+                if stream.handles[0] in self._streams:
+                    self._deliver(stream)
 
     def _deliver(self, stream: Stream) -> None:
         try:

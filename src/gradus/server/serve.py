@@ -99,7 +99,7 @@ class Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app or create_app(client, config),
-                http=protocol_with_deadline(config.receive_timeout),
+                http=protocol_with_deadline(config.receive_timeout, client.outbox),
                 loop=LOOP,
                 ws="none",
                 lifespan="on",
