@@ -1,6 +1,6 @@
 """The front end's side of the process that writes: a step's pieces leave in one message.
 
-Order on a connection is what it is without that process. A piece goes to it only if nothing waits in the connection's
+The process changes no order on a connection. A piece goes to it only if nothing waits in the connection's
 own transport; while pieces are under way no others are gathered; and anything else that is written to such a connection
 first waits until they have arrived (`Behind`): a fraction of a millisecond, and seldom. What a connection does not take
 at once is written by its transport, which limits slow clients as ever.
@@ -83,7 +83,8 @@ class Outbox:
 
     @contextmanager
     def gather(self, streams: int) -> Iterator[None]:
-        """Within the block, take the pieces of a step with so many streams, if that repays; send them at its end."""
+        """Within the block, take the pieces of a step with this number of streams, if it repays the detour, and send
+        them at its end."""
         if streams < self._least or not self._wanted:
             yield
             return
@@ -162,7 +163,7 @@ class Outbox:
             self._finish(dict(zip(answer[1::2], answer[2::2], strict=True)))
 
     def _finish(self, partly: dict[int, int]) -> None:
-        """Write the rest of what was not sent whole. partly: bytes sent, by place."""
+        """Write the rest of pieces that were not sent whole. partly: bytes sent, by place."""
         under_way, self._under_way = self._under_way, []
         if self._limit is not None:
             self._limit.cancel()
