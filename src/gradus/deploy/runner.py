@@ -50,8 +50,10 @@ def check(settings: Settings) -> None:
 
 
 def run(settings: Settings, path: Path, progress: Progress | None = None) -> None:
-    """Listen at `path` and serve engines, until Ctrl-C or SIGTERM, in the main thread. Raises ConfigError, and StepFailed
-    after a step that failed."""
+    """Listen at `path` and serve engines, until Ctrl-C or SIGTERM, in the main thread.
+
+    Raises ConfigError, and StepFailed after a step that failed.
+    """
     check(settings)
     signal.signal(signal.SIGTERM, _end)
     listener = Listener(str(path))  # before the model is loaded: a wrong path costs no minute
