@@ -1,6 +1,7 @@
 """A runner on a GPU serves an engine in another process: the tokens of an engine with the model in its own."""
 
 import threading
+from typing import Any
 
 import pytest
 
@@ -8,17 +9,24 @@ pytest.importorskip("triton", reason="Triton is for Linux alone")
 
 from gradus import LLM, SamplingParams
 from gradus.deploy.runner import service_of
+from gradus.engine.structured import Structured
 from gradus.errors import ConfigError
 from gradus.execution.remote.stream import Listener
 
 pytestmark = [pytest.mark.gpu, pytest.mark.plans_memory]
 
-SETTINGS = {"device": "cuda", "dtype": "float32", "cache_tokens": 8192, "max_sequences": 8, "context_length": 512}
+SETTINGS: dict[str, Any] = {
+    "device": "cuda",
+    "dtype": "float32",
+    "cache_tokens": 8192,
+    "max_sequences": 8,
+    "context_length": 512,
+}
 PROMPTS = [[5, 6, 7, 8], [9] * 40, [3, 4], list(range(1, 300))] * 3
 ASKED = [
     SamplingParams(max_tokens=40, ignore_eos=True),
     SamplingParams(max_tokens=24, temperature=0.8, seed=3, frequency_penalty=0.5, top_k=20, logprobs=2),
-    SamplingParams(max_tokens=40, structured={"regex": "[a-f]{2,9}, [0-9]{3}"}),
+    SamplingParams(max_tokens=40, structured=Structured(regex="[a-f]{2,9}, [0-9]{3}")),
 ]
 
 

@@ -4,8 +4,8 @@ The process opens the model as `LLM` does, and serves the runner of that engine;
 that come with it are left idle. So settings mean the same, and the same combinations are refused.
 """
 
-import logging
 import queue
+import signal
 import threading
 from collections.abc import Collection
 from contextlib import suppress
@@ -30,8 +30,6 @@ from gradus.execution.runner import Runner
 from gradus.loading import Progress, model_name
 from gradus.text.llm import LLM
 
-log = logging.getLogger(__name__)
-
 MOST_PREPARED = 64  # constraints waiting to be compiled; further ones are compiled when they are needed
 
 
@@ -52,16 +50,25 @@ def check(settings: Settings) -> None:
 
 
 def run(settings: Settings, path: Path, progress: Progress | None = None) -> None:
-    """Listen at `path` and serve engines, until Ctrl-C. Raises ConfigError, and StepFailed after a step that failed."""
+    """Listen at `path` and serve engines, until Ctrl-C or SIGTERM, in the main thread.
+
+    Raises ConfigError, and StepFailed after a step that failed.
+    """
     check(settings)
+    signal.signal(signal.SIGTERM, _end)
     listener = Listener(str(path))  # before the model is loaded: a wrong path costs no minute
     try:
         with LLM(**settings.keywords(), progress=progress) as llm:
             service = service_of(llm)
-            log.info("a runner of %s waits for an engine at %s", service.hello.model, path)
+            if progress is not None:
+                progress.note(f"a runner of {service.hello.model} waits for an engine at {path}")
             service.serve(listener)
     finally:
         listener.close()
+
+
+def _end(*_: object) -> None:
+    raise SystemExit(0)
 
 
 def service_of(llm: LLM) -> Service:
