@@ -9,6 +9,7 @@ CPU    ?=
 CLIENTS ?=
 TARGET ?= cpu
 QUICK  ?=
+MINUTES ?= 30
 
 # The supported versions, newest first: pyproject.toml's requires-python, which tests/repository compares.
 PYTHONS := 3.14 3.13 3.12 3.11
@@ -29,7 +30,7 @@ TEST_READY  := $(VENV)/.ready-to-test
 BOOK_READY  := $(VENV)/.ready-for-the-book
 
 .DEFAULT_GOAL := help
-.PHONY: help serve course test test-gpu lint stress weights clients nightly book dist image clean
+.PHONY: help serve course test test-gpu lint stress soak weights clients nightly book dist image clean
 
 help:
 	@echo 'Gradus: an LLM inference engine, built one optimization at a time.'
@@ -40,6 +41,7 @@ help:
 	@echo '  make test-gpu  the tests that need a CUDA GPU, in minutes; `make stress` runs the rest of their combinations'
 	@echo '  make lint      ruff (errors, format) and mypy'
 	@echo '  make stress    property tests with many more examples, and what `make test` leaves out'
+	@echo '  make soak      a server under changing load for half an hour: what must still hold at its end'
 	@echo '  make clients   install the programs of docs/clients.md, each by itself, and run them against a server'
 	@echo '  make weights   fetch the models of the tests that need real weights (2 GB), and run those tests'
 	@echo '  make nightly   weights, stress and clients, each in any case: hours; a workflow runs it every night'
@@ -54,6 +56,7 @@ help:
 	@echo '  make serve ARGS="--port 9000"             any option of `gradus serve`'
 	@echo '  make test ARGS="-k scheduler -x"          any option of pytest'
 	@echo '  make test-gpu QUICK=1                     each file and each kernel once'
+	@echo '  make soak MINUTES=480 MODEL=smollm2-135m  a whole night, with another model'
 	@echo '  make clients CLIENTS="openai llm"         only these clients'
 	@echo '  make serve CPU=1                          PyTorch for CPUs, though there is an NVIDIA GPU (CPU=0: never)'
 	@echo '  make image TARGET=cuda                    the image for NVIDIA GPUs'
@@ -103,6 +106,11 @@ lint: $(TEST_READY)
 # Code for ARM processors is run by qemu where there is one: apt-get install qemu-user binutils-aarch64-linux-gnu.
 stress: $(TEST_READY)
 	HYPOTHESIS_PROFILE=stress $(IN) pytest -m "stress or hypothesis" $(PARALLEL) --timeout 3600 --durations=15 $(ARGS)
+
+# A tiny random model, unless MODEL is given here; ARGS go to `gradus serve`. It writes build/soak.json.
+soak: $(TEST_READY)
+	PYTHONPATH=. $(IN) benchmarks.soak --minutes $(MINUTES) --out build/soak.json \
+	  $(if $(filter command environment,$(firstword $(origin MODEL))),--model '$(MODEL)') $(if $(ARGS),-- $(ARGS))
 
 # The models that tests name, which tests/repository compares. Those that need stress too belong here as well: a marker
 # that is left out unless it is asked for has to be named.

@@ -93,5 +93,5 @@ def test_one_sample_of_a_request_can_be_ended(engine):
 
 
 def test_a_guarded_core_keeps_the_protocol():
-    own = {"core", "close", "compiler"}
+    own = {"core", "close", "compiler", "parts"}
     assert {name for name in dir(GuardedCore) if not name.startswith("_")} == PROMISED | own

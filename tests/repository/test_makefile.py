@@ -76,6 +76,7 @@ def test_without_a_target_it_explains_itself(folder):
         "test-gpu",
         "lint",
         "stress",
+        "soak",
         "weights",
         "clients",
         "nightly",
@@ -271,6 +272,16 @@ def nightly(folder: Path) -> tuple[subprocess.CompletedProcess, list[str], str]:
     done, asked = make(folder, "nightly")
     ran = [part for line in asked for part, tests in PARTS.items() if f" {tests} " in f"{line} "]
     return done, ran, "\n".join(asked)
+
+
+def test_a_soak_takes_its_minutes_and_a_model_only_if_one_is_given(folder):
+    command(folder, "python3.14", WORKING)
+    _, asked = make(folder, "soak", "MINUTES=3")
+    assert asked[-1] == "python -m benchmarks.soak --minutes 3 --out build/soak.json"
+    _, asked = make(folder, "soak", "MODEL=smollm2-135m", "ARGS=--device cuda")
+    assert asked[-1] == (
+        "python -m benchmarks.soak --minutes 30 --out build/soak.json --model smollm2-135m -- --device cuda"
+    )
 
 
 def test_nightly_runs_the_models_tests_stress_and_the_clients(folder):

@@ -35,7 +35,7 @@ class Looped:
             self.loop._turn()
 
     def look_each_turn(self, times):
-        self.turn(times, lambda: self.loop._watching and setattr(self.loop._watching, "_next", 0.0))
+        self.turn(times, lambda: self.loop._watching and setattr(self.loop._watching, "next_look", 0.0))
 
     @property
     def looks(self):
@@ -143,11 +143,22 @@ def test_watching_again_begins_with_everything():
     looped.watch()
     looped.look_each_turn(3)
     looped.watch()  # another watcher of a front end that has lost count
-    looped.turn()
-    assert looped.looks[-1].whole and "commit" in vars(looped.simulation.engine.scheduler)
+    looped.look_each_turn(2)
+    assert looped.looks[-2].whole and "commit" in vars(looped.simulation.engine.scheduler)
     looped.watch(on=False)
     looped.turn()
     assert "commit" not in vars(looped.simulation.engine.scheduler)
+
+
+def test_coming_and_going_again_and_again_gets_no_more_looks():
+    looped = Looped(requests=2)
+    began = time.monotonic()
+    for _ in range(200):
+        looped.watch()
+        looped.turn()
+        looped.watch(on=False)
+        looped.turn()
+    assert len(looped.looks) <= 1 + 10 * (time.monotonic() - began) + 1
 
 
 def test_a_result_under_way_when_watching_begins_or_ends_is_committed():

@@ -17,6 +17,7 @@ from gradus.course.probe import EngineProbe
 from gradus.server.engine.messages import Watched
 from gradus.server.engine.watching import Watching
 from gradus.server.http.keys import Key, digest_of, new_key, write_keys
+from gradus.server.http.watch import stream
 from gradus.server.xray import watchers as watching
 from gradus.server.xray.trace import trace
 from gradus.server.xray.watchers import Owner, Watchers, encode
@@ -221,10 +222,10 @@ def test_a_key_is_needed_and_every_role_will_do(keyed):
 
 def test_a_trace_names_the_own_requests_alone(keyed):
     with (
-        reading(keyed, bearer(BOB)),
+        reading(keyed, bearer(BOB)) as bobs,
         asking(keyed, [f"Authorization: Bearer {ALICE}"], prompt=SECRET, max_tokens=300, ignore_eos=True),
     ):
-        time.sleep(0.5)
+        assert eventually(lambda: bobs.rows() and any(event.get("steps") for event in bobs.events))
         hers, his = (keyed.http.get("/xray/trace", headers=bearer(key)).json() for key in (ALICE, BOB))
     names = [{e["name"] for e in each["traceEvents"] if e.get("cat") == "request"} for each in (hers, his)]
     assert all(name.startswith("gen-") for name in names[0]) and names[1] == {"#1"}
@@ -387,6 +388,13 @@ def test_a_watcher_outlives_its_engine(serving):
         assert eventually(lambda: "time" in reader.last and len(reader.events) > before), "the new engine is watched"
 
 
+def test_watching_ends_after_a_while_so_that_a_removed_key_sees_no_more(serving, monkeypatch):
+    monkeypatch.setattr(stream, "LONGEST_S", 0.5)
+    reader = Reader(serving())
+    assert eventually(lambda: reader.ended) and reader.events
+    reader.stop()
+
+
 def test_watching_ends_with_the_server(serving):
     server = serving()
     reader = Reader(server)
@@ -422,10 +430,10 @@ def test_watching_is_no_generation_and_a_line_in_the_log(serving, caplog):
 
 
 def test_a_trace_keeps_to_the_format(engine):
-    with reading(engine):
+    with reading(engine) as reader:
         for _ in range(3):
             engine.generate(prompt=[5, 6, 7] * 30, max_tokens=50, ignore_eos=True, n=2)
-        time.sleep(0.3)
+        assert eventually(lambda: sum(step[15] for e in reader.events for step in e.get("steps", ())) == 6)
         answer = engine.http.get("/xray/trace")
     assert "attachment" in answer.headers["content-disposition"]
     made = answer.json()

@@ -328,6 +328,8 @@ class ServerConfig(Settings):
                 raise ConfigError(f"cors_origins takes origins such as https://chat.example.org, got {origin!r}")
         if self.sleep_after is not None and self.phase is not None:
             raise ConfigError(f"sleep_after is for the final engine, not for phase {self.phase}: leave one of them out")
+        if self.sleep_after is not None and self.remote:
+            raise ConfigError("sleep_after frees no memory where a runner has the model: leave one of them out")
         _check_names(self.served_model_name)
         _ = self.sampling  # raises for values that no request could have
         if (self.tls_cert is None) != (self.tls_key is None):
@@ -442,6 +444,7 @@ SINGLE = {
     "tensor_parallel": "its devices' memory is not shared out, so leave it out",
     "pipeline_parallel": "its devices' memory is not shared out, so leave it out",
     "prefix_dir": "a directory keeps one engine's prefixes, so leave it out",
+    "runner": "a runner has one model's memory, so leave it out",
 }
 """Settings that do not combine with several models, and what to do."""
 

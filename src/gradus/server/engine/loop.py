@@ -146,6 +146,7 @@ class EngineLoop:
         self._next_check = 0.0
         self._next_metrics = 0.0
         self._watching: Watching | None = None  # while somebody watches
+        self._next_look = 0.0  # of the next watcher
         self._unseen = False  # whether anything has happened since the last look
 
     def run(self) -> None:
@@ -303,10 +304,11 @@ class EngineLoop:
         """Begin to show the engine, from a whole look on, or end it."""
         if self._watching is not None:
             self._watching.stop()
+            self._next_look = self._watching.next_look
             self._watching = None
         if on:
             try:
-                self._watching = Watching(self._core, self._handle_of)
+                self._watching = Watching(self._core, self._handle_of, self._next_look)
             except Exception:  # the engine works all the same
                 log.exception("this engine cannot be watched")
 

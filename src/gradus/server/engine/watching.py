@@ -30,9 +30,10 @@ RUN_BYTES = 12  # of a run of changed pages
 
 
 class Watching:
-    """The state of one engine, look by look. handle_of: names its samples."""
+    """The state of one engine, look by look. handle_of: names its samples. next_look: when the next one may be, by
+    `time.monotonic`; clients that come and go again and again get no more looks than one that stays."""
 
-    def __init__(self, core: Core, handle_of: HandleOf) -> None:
+    def __init__(self, core: Core, handle_of: HandleOf, next_look: float = 0.0) -> None:
         self._core = core
         self._handle_of = handle_of
         parts = core.parts if isinstance(core, Watchable) else None
@@ -41,7 +42,8 @@ class Watching:
         self._cache: Any = getattr(self._scheduler, "cache", None)
         self._pool: Any = getattr(self._cache, "pool", None)
         self._pages: States | None = None  # as the newest look found them
-        self._next = self._next_tree = 0.0
+        self.next_look = next_look
+        self._next_tree = 0.0
 
     def stop(self) -> None:
         if self._steps is not None:
@@ -49,7 +51,7 @@ class Watching:
 
     def wait(self, now: float) -> float:
         """Return the seconds until the next look; 0 if it is due. now: as `time.monotonic`."""
-        return max(0.0, self._next - now)
+        return max(0.0, self.next_look - now)
 
     def look(self, now: float) -> Watched:
         """Look at the engine now. now: as `time.monotonic`."""
@@ -67,7 +69,7 @@ class Watching:
 
     def shown(self, now: float, seconds: float) -> None:
         """Wait with the next look until those that took `seconds`, with posting, are at most SHARE of the time."""
-        self._next = now + max(INTERVAL_S, seconds / SHARE)
+        self.next_look = now + max(INTERVAL_S, seconds / SHARE)
 
     # -- the batch and the queue ---------------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from gradus.server.xray.watchers import Watcher, Watchers, encode
 
 FIRST_LOOK_S = 2.0  # how long to wait for an engine inside a step
 MOST_SECONDS = 10.0
+PAUSE_S = 0.25  # after a trace: making one takes other requests' time
 
 
 def add_xray(app: FastAPI, models: Models, config: ServerConfig) -> None:
@@ -23,6 +24,8 @@ def add_xray(app: FastAPI, models: Models, config: ServerConfig) -> None:
     def watched(request: Request) -> EngineClient:
         name = request.query_params.get("model")
         return models.first if name is None else models.called(name)
+
+    tracing = asyncio.Lock()
 
     @app.get("/xray", summary="The engine as it works: pages, batch, queue, prefix tree and steps, as events")
     async def xray(request: Request) -> Response:
@@ -43,7 +46,9 @@ def add_xray(app: FastAPI, models: Models, config: ServerConfig) -> None:
             await asyncio.sleep(seconds or 0.0)
             await first_look(watchers, watcher)
             made = watchers.tracer(key, client.model)
-            content = await asyncio.to_thread(lambda: encode(made()))
+            async with tracing:
+                content = await asyncio.to_thread(lambda: encode(made()))
+                await asyncio.sleep(PAUSE_S)
         headers = {"content-disposition": 'attachment; filename="gradus-trace.json"'}
         return Response(content, media_type="application/json", headers=headers)
 

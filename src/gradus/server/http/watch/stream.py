@@ -1,6 +1,7 @@
 """A watcher's events as server-sent events. A client that does not read gets fewer, and is cut off in the end."""
 
 import asyncio
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -9,6 +10,8 @@ from starlette.types import Receive, Scope, Send
 
 from gradus.server.http.slices import cut, left
 from gradus.server.xray.watchers import Watcher, Watchers
+
+LONGEST_S = 600.0  # then a client has to come again, with a key that is still valid
 
 
 @contextmanager
@@ -22,7 +25,8 @@ def watching(watchers: Watchers, key: str) -> Iterator[Watcher]:
 
 
 class WatchStream(Response):
-    """The answer to a client that watches, until it leaves or the server ends. timeout: seconds to read an event."""
+    """The answer to a client that watches, until it leaves, the server ends, or LONGEST_S are over. timeout: seconds to
+    read an event."""
 
     media_type = "text/event-stream"
 
@@ -36,10 +40,13 @@ class WatchStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         gone = asyncio.create_task(left(receive))
         gone.add_done_callback(lambda _: self._watcher.leave())
+        ends = time.monotonic() + LONGEST_S
         try:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             while "gradus.head" not in scope and (event := await self._watcher.next()) is not None:
                 await self._write(send, b"data: " + event + b"\n\n")
+                if time.monotonic() >= ends:
+                    break
             if not gone.done():
                 await self._write(send, b"", more=False)
         except TimeoutError:
