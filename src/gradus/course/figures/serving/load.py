@@ -9,9 +9,9 @@ from gradus import phases
 
 RECORDING = Path(__file__).parents[5] / "benchmarks" / "lessons" / "load_lesson.json"
 LIMIT_MS = 200.0
-"""Of the lesson's objective: p99 of the time to the first token."""
+"""The lesson's objective: p99 of the time to the first token."""
 BOUNDS = (-1.0, 0.0, 1.0, 2.0, 4.0, 8.0, 16.0, float("inf"))
-"""Of a router's imbalance, from one that only balances to one that only follows prefixes."""
+"""Imbalances that a router allows, from one that only balances to one that only follows prefixes."""
 
 
 def part(name: str) -> Any:
@@ -53,6 +53,6 @@ def knee() -> float:
 
 @cache
 def routed() -> list[tuple[float, Any]]:
-    """(bound, what came of it) of a simulated crowd behind a router with two replicas."""
+    """Return (bound, result) of a simulated crowd behind a router with two replicas."""
     replicas, pace = part("replicas"), part("simulator").Pace(0.01, 0.0005, 0.0001, 16, 512)
     return [(bound, replicas.play(pace, replicas.Crowd(rate=14, room=200, count=2000), bound)) for bound in BOUNDS]
