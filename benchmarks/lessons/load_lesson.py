@@ -1,11 +1,11 @@
 """Measure latency against load: a server's steps, an open loop, a closed one, and the steps around a long prompt.
 
     PYTHONPATH=src:. python3 benchmarks/lessons/load_lesson.py --out load_lesson.json
-    PYTHONPATH=src:. python3 benchmarks/lessons/load_lesson.py --only rates --out load_lesson.json
+    PYTHONPATH=src:. python3 benchmarks/lessons/load_lesson.py --only open --out load_lesson.json
 
 The server is `gradus serve`, with one thread for its engine and few slots, so that a queue forms on any machine; the
 clients are those of `gradus load`. The live X-ray's feed gives the steps. From loads of 1 to 8 users follow the terms
-of a step's time, and from them the capacity: rates are shares of it, so `rates` comes after `pace`.
+of a step's time, and from them the capacity: rates are shares of it, so `open` comes after `pace`.
 """
 
 import argparse
@@ -99,18 +99,19 @@ def durations(steps: Steps) -> list[tuple[int, int, float]]:
 def fitted(found: list[tuple[int, int, float]]) -> dict[str, Any]:
     """The terms of a step's time in ms, and the medians that they come from.
 
-    A line through the medians of steps without prompts, by rows, gives `fixed` and `row`, each median with the weight
-    of its steps; a prompt's token has what the others take longer, in the median. A disturbed step would move a mean.
+    A line through the medians of steps without prompts gives `fixed` and `row`. It is fitted at ROWS, each
+    with the weight of its steps: the kernels compute 3 rows like 4, and 5 to 7 like 8. A prompt's token has what the
+    other steps take longer, in the median. A disturbed step would move a mean.
     """
     by_rows = {
         rows: [ms for count, tokens, ms in found if count == rows and not tokens] for rows in range(1, SLOTS + 1)
     }
     steps = [(rows, median(times), len(times)) for rows, times in by_rows.items() if len(times) > 4]
-    weights = [count**0.5 for *_, count in steps]
-    row, fixed = np.polyfit([rows for rows, *_ in steps], [ms for _, ms, _ in steps], 1, w=weights).tolist()
-    token = median([(ms - fixed - row * rows) / tokens for rows, tokens, ms in found if tokens])
+    rows, times, counts = zip(*(step for step in steps if step[0] in ROWS), strict=True)
+    row, fixed = np.polyfit(rows, times, 1, w=np.sqrt(counts)).tolist()
+    token = median([(ms - fixed - row * count) / tokens for count, tokens, ms in found if tokens])
     terms = {"fixed": significant(fixed), "row": significant(row), "token": significant(token)}
-    return terms | {"steps": [[rows, significant(ms), count] for rows, ms, count in steps]}
+    return terms | {"steps": [[count, significant(ms), number] for count, ms, number in steps]}
 
 
 def pace_of(found: dict[str, Any]) -> Pace:
@@ -136,7 +137,7 @@ def pace(server: Server, trials: Trials, found: dict[str, Any]) -> dict[str, Any
     return fitted(taken)
 
 
-def rates(server: Server, trials: Trials, found: dict[str, Any]) -> list[dict[str, Any]]:
+def open_loop(server: Server, trials: Trials, found: dict[str, Any]) -> list[dict[str, Any]]:
     """Open loops below and above the capacity."""
     rows = []
     for share in SHARES:
@@ -148,7 +149,7 @@ def rates(server: Server, trials: Trials, found: dict[str, Any]) -> list[dict[st
     return rows
 
 
-def users(server: Server, trials: Trials, found: dict[str, Any]) -> list[dict[str, Any]]:
+def closed_loop(server: Server, trials: Trials, found: dict[str, Any]) -> list[dict[str, Any]]:
     rows = [_kept(_for_seconds(trials, each, USERS_S, "users")) for each in USERS]
     print(rows, flush=True)
     return rows
@@ -194,7 +195,7 @@ def _kept(trial: Trial) -> dict[str, Any]:
 
 
 PARTS: dict[str, Callable[[Server, Trials, dict[str, Any]], Any]] = {
-    "pace": pace, "rates": rates, "steps": steps, "users": users,
+    "pace": pace, "open": open_loop, "steps": steps, "closed": closed_loop,
 }  # fmt: skip
 
 

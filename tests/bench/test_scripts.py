@@ -55,7 +55,7 @@ def test_an_open_loop_stands_with_its_latencies_by_rate(page):
         "prompt": [8, 24],
         "output": [4, 12],
     }
-    found |= {"pace": {"fixed": 5.0, "row": 2.0, "token": 1.25}, "rates": [row]}
+    found |= {"pace": {"fixed": 5.0, "row": 2.0, "token": 1.25}, "open": [row]}
     (page.parents[1] / "benchmarks/lessons/load_lesson.json").write_text(json.dumps(found))
     text = refreshed(page)
     assert (

@@ -46,21 +46,21 @@ def test_it_measures_all_parts_and_renews_one_of_them_alone(tmp_path, monkeypatc
     monkeypatch.setattr(sys, "argv", command)
     script.main()
     found = json.loads(out.read_text())
-    assert len(found["rates"]) == 2 and found["rates"][0]["rate"] < found["rates"][1]["rate"]
-    assert [row["users"] for row in found["users"]] == [1, 4]
-    assert all(row["completed"] == row["requests"] for row in (*found["rates"], *found["users"]))
+    assert len(found["open"]) == 2 and found["open"][0]["rate"] < found["open"][1]["rate"]
+    assert [row["users"] for row in found["closed"]] == [1, 4]
+    assert all(row["completed"] == row["requests"] for row in (*found["open"], *found["closed"]))
     assert any(prefill for *_, prefill in found["steps"]["steps"])
-    out.write_text(json.dumps(found | {"rates": "kept"}))
+    out.write_text(json.dumps(found | {"open": "kept"}))
     monkeypatch.setattr(sys, "argv", [*command, "--only", "steps"])
     script.main()
     again = json.loads(out.read_text())
-    assert (again["rates"], again["users"]) == ("kept", found["users"]) and again["steps"] != found["steps"]
+    assert (again["open"], again["closed"]) == ("kept", found["closed"]) and again["steps"] != found["steps"]
 
 
 def test_what_was_kept_is_of_the_present_loads():
-    assert len(FOUND["rates"]) == len(script.SHARES)
-    assert tuple(row["users"] for row in FOUND["users"]) == script.USERS
+    assert len(FOUND["open"]) == len(script.SHARES)
+    assert tuple(row["users"] for row in FOUND["closed"]) == script.USERS
     assert (tuple(FOUND["prompt"]), tuple(FOUND["output"])) == (script.PROMPT, script.OUTPUT)
     assert (FOUND["model"], FOUND["slots"], FOUND["budget"]) == (script.MODEL, script.SLOTS, script.BUDGET)
-    for row in (*FOUND["rates"], *FOUND["users"]):
+    for row in (*FOUND["open"], *FOUND["closed"]):
         assert row["completed"] == row["requests"] and row["late_ms_p99"] < 20

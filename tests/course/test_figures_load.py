@@ -32,8 +32,8 @@ def test_the_pace_is_foretold():
 
 
 def test_a_closed_loop_reached_as_much_with_less_waiting():
-    asked, waited = load.answered("rates"), load.answered("users")
-    users = [row["users"] for row in load.recorded()["users"]]
+    asked, waited = load.answered("open"), load.answered("closed")
+    users = [row["users"] for row in load.recorded()["closed"]]
     full = dict(zip(users, waited, strict=True))[load.recorded()["slots"]]
     assert full[0] > 0.85 * max(rate for rate, _ in asked)
     assert full[1] < 0.5 * max(ms for _, ms in asked)

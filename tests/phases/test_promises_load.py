@@ -109,7 +109,7 @@ def test_what_can_be_promised_lies_below_the_lowest_failure(phase, given, wanted
 class Noisy:
     """A server that has a p99 of 0.2 s up to `knee`, and of 0.4 s above it.
 
-    lies: the numbers of the probes that say the opposite. late: of those whose client was 1 s late.
+    lies: the numbers of the probes that say the opposite. late: the numbers of those whose client was 1 s late.
     """
 
     def __init__(self, knee, lies=(), late=()):

@@ -8,7 +8,7 @@
     knee.py        the highest rate that keeps an objective, found with a noisy probe
     router.py      which of several replicas gets a request
     replicas.py    requests, a router and two simulated servers
-    exercise.py    what the student writes of these
+    exercise.py    the functions that the student writes
 
 `python -m phases.p13_serving.load` prints the curves. No torch and no HTTP here.
 """

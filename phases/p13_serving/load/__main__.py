@@ -33,9 +33,9 @@ def row(server: Server, objective: Objective) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--fixed", type=float, default=5.0, help="ms of every step")
-    parser.add_argument("--row", type=float, default=1.8, help="ms per decoding request")
-    parser.add_argument("--token", type=float, default=1.2, help="ms per token of a prompt")
+    parser.add_argument("--fixed", type=float, default=4.7, help="ms of every step")
+    parser.add_argument("--row", type=float, default=1.6, help="ms per decoding request")
+    parser.add_argument("--token", type=float, default=1.4, help="ms per token of a prompt")
     parser.add_argument("--slots", type=int, default=8, help="requests that run at once")
     parser.add_argument("--budget", type=int, default=256, help="tokens of a step")
     parser.add_argument("--prompt", type=lengths, default=(8, 24), help="tokens of a prompt, as in 8-24")

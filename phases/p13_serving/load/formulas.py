@@ -31,7 +31,7 @@ class Load:
         return self.prompt * self.pace.token + self.output * self.pace.row
 
     def step(self, inside: int) -> float:
-        """Mean seconds of a step with so many requests, their prompts' tokens included."""
+        """Mean seconds of a step with `inside` requests, their prompts' tokens included."""
         return self.pace.fixed + inside * self.work / self.output
 
     @property

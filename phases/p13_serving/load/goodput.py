@@ -29,7 +29,7 @@ def met(record: Record, objective: Objective) -> bool:
 
 
 def goodput(records: Sequence[Record], objective: Objective, begin: float, end: float) -> tuple[float, float]:
-    """Of the requests that were due in [begin, end): those per second that met the objective, and their share.
+    """Count the requests due in [begin, end) that met the objective: their number per second, and their share.
 
     The share of no requests is 0.
     """

@@ -24,7 +24,7 @@ def names(prompt: Sequence[int], salt: str = "", size: int = BLOCK) -> list[Name
 
 @dataclass(slots=True)
 class Replica:
-    """What the router knows of a replica. room: the blocks that its cache holds. inside: requests under way.
+    """A replica as the router knows it. room: the blocks that its cache holds. inside: requests under way.
 
     known: the names of its blocks, the one unused for longest first.
     """
@@ -38,7 +38,7 @@ class Replica:
         return next((place for place, name in enumerate(prompt) if name not in self.known), len(prompt))
 
     def take(self, prompt: Sequence[Name]) -> None:
-        """Note that it now has these blocks, and has lost those for which there is no more room.
+        """Add a prompt's blocks, and drop the ones unused for longest when there is no more room.
 
         A prompt's end is dropped before its beginning, which more prompts share.
         """

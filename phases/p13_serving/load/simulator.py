@@ -1,7 +1,7 @@
 """A server in virtual time: slots, a queue, and steps that take as long as a formula says. No clock is read.
 
 Everything that shapes latency under load is here, and nothing else: every running request gets one token per step,
-prompts are read in chunks from the rest of the step's budget (p06), and whoever finds no free slot waits in line.
+prompts are read in chunks from the rest of the step's budget (p06), and a request without a free slot waits in line.
 """
 
 from collections import deque
@@ -98,7 +98,7 @@ class Server:
         return self._commit([*decoding, *(one for one in reading if one.read == one.prompt)])
 
     def _commit(self, advanced: list[Request]) -> list[Record]:
-        """Give each of these requests a token, at the end of the step."""
+        """Give each of the requests a token, at the end of the step."""
         for one in advanced:
             one.written += 1
             one.first = self.now if one.first is None else one.first

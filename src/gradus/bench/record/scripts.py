@@ -105,7 +105,7 @@ def _load_lesson(found: dict[str, Any], samples: str) -> list[Part]:
             shown(row["ttft_ms"]["p99"]),
             shown(row["tpot_ms"]["mean"]),
         ]
-        for row in found["rates"]
+        for row in found["open"]
     ]
     (short, long), (few, many) = found["prompt"], found["output"]
     return [

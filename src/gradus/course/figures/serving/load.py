@@ -9,9 +9,9 @@ from gradus import phases
 
 RECORDING = Path(__file__).parents[5] / "benchmarks" / "lessons" / "load_lesson.json"
 LIMIT_MS = 200.0
-"""Of the lesson's objective: p99 of the time to the first token."""
+"""The lesson's objective: p99 of the time to the first token."""
 BOUNDS = (-1.0, 0.0, 1.0, 2.0, 4.0, 8.0, 16.0, float("inf"))
-"""Of a router's imbalance, from one that only balances to one that only follows prefixes."""
+"""Imbalances that a router allows, from one that only balances to one that only follows prefixes."""
 
 
 def part(name: str) -> Any:
@@ -36,23 +36,23 @@ def predicted() -> Any:
 
 def opened(metric: str, name: str) -> list[tuple[float, float]]:
     """(requests per second that were sent, ms) of the open loads: "ttft" or "tpot", "p50", "p99" or "mean"."""
-    return [(row["rate"], row[f"{metric}_ms"][name]) for row in recorded()["rates"]]
+    return [(row["rate"], row[f"{metric}_ms"][name]) for row in recorded()["open"]]
 
 
 def answered(which: str) -> list[tuple[float, float]]:
-    """(requests per second that were answered, p99 of TTFT in ms) of the "rates" or of the "users"."""
+    """(requests per second that were answered, p99 of TTFT in ms) of the "open" loads or of the "closed" ones."""
     return [(row["requests_s"], row["ttft_ms"]["p99"]) for row in recorded()[which]]
 
 
 def knee() -> float:
     """The highest measured rate that keeps LIMIT_MS, below the lowest that does not."""
     found = part("knee")
-    points = [found.Point(row["rate"], row["ttft_ms"]["p99"], row["late_ms_p99"]) for row in recorded()["rates"]]
+    points = [found.Point(row["rate"], row["ttft_ms"]["p99"], row["late_ms_p99"]) for row in recorded()["open"]]
     return float(found.kept(points, LIMIT_MS))
 
 
 @cache
 def routed() -> list[tuple[float, Any]]:
-    """(bound, what came of it) of a simulated crowd behind a router with two replicas."""
+    """Return (bound, result) of a simulated crowd behind a router with two replicas."""
     replicas, pace = part("replicas"), part("simulator").Pace(0.01, 0.0005, 0.0001, 16, 512)
     return [(bound, replicas.play(pace, replicas.Crowd(rate=14, room=200, count=2000), bound)) for bound in BOUNDS]

@@ -10,8 +10,8 @@ DECADES = (10.0, 100.0, 1000.0, 10000.0)
 
 
 def loops() -> Drawing:
-    asked, waited = load.answered("rates"), load.answered("users")
-    users = [row["users"] for row in load.recorded()["users"]]
+    asked, waited = load.answered("open"), load.answered("closed")
+    users = [row["users"] for row in load.recorded()["closed"]]
     drawing = Drawing(
         f"p99 of the time to the first token against the requests answered per second: an open loop reaches "
         f"{max(ms for _, ms in asked):,.0f} ms, a closed one with {users[-1]} users {waited[-1][1]:,.0f} ms",
