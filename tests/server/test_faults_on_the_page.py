@@ -112,6 +112,12 @@ class Client:
     def get(self, path="/health"):
         return Answer.of(httpx.get(self.url + path, timeout=30, trust_env=False))
 
+    @contextlib.contextmanager
+    def kept(self):
+        """Ask /health on one connection, again and again: no further descriptor is needed."""
+        with httpx.Client(base_url=self.url, timeout=30, trust_env=False) as http:
+            yield lambda: Answer.of(http.get("/health"))
+
     def stats(self):
         return httpx.get(f"{self.url}/stats", timeout=30, trust_env=False).json()
 
@@ -154,15 +160,14 @@ def serving(engine="DeadlyCore(step_s=0.01)", **settings):
 
 
 @contextlib.contextmanager
-def real(*options, **environment):
+def real(*options, stderr=subprocess.PIPE):
     """`gradus serve` with the final engine."""
     command = [sys.executable, "-m", "gradus", "serve", "--model", "random:tiny-llama", "--dtype", "float32"]
     child = subprocess.Popen(
         [*command, "--device", "cpu", "--port", "0", *options],
         stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        stderr=stderr,
         text=True,
-        env=os.environ | environment,
     )
     with child:
         try:
