@@ -108,9 +108,11 @@ class Client:
     def __init__(self, url):
         self.url = url
         self.port = int(url.rsplit(":")[-1])
+        alone = httpx.Limits(max_keepalive_connections=0)  # a connection for each request
+        self._http = httpx.Client(base_url=url, timeout=60, trust_env=False, limits=alone)
 
     def get(self, path="/health"):
-        return Answer.of(httpx.get(self.url + path, timeout=30, trust_env=False))
+        return Answer.of(self._http.get(path))
 
     @contextlib.contextmanager
     def kept(self):
@@ -119,10 +121,10 @@ class Client:
             yield lambda: Answer.of(http.get("/health"))
 
     def stats(self):
-        return httpx.get(f"{self.url}/stats", timeout=30, trust_env=False).json()
+        return self._http.get("/stats").json()
 
     def post(self, **body):
-        response = httpx.post(f"{self.url}/generate", json=body, timeout=60, trust_env=False)
+        response = self._http.post("/generate", json=body)
         return Answer.of(response) if response.status_code != 200 else Answer(200, response.json()["finish_reason"])
 
     def later(self, **body):
