@@ -1,4 +1,4 @@
-"""What a token costs the server's front end: processor time of its process, by thread, with an engine that costs none.
+"""Measure the server's front end: its processor time per token, by thread, with an engine that computes nothing.
 
     PYTHONPATH=src:. python3 benchmarks/front_end.py --tokenizer qwen2.5-coder-0.5b --out front_end.json
 

@@ -76,7 +76,7 @@ QUICK_CROWDS = (1, 4)
 
 @dataclass(frozen=True)
 class Asked:
-    """What is asked of both servers."""
+    """The loads that both servers get, and the objective."""
 
     objective: Objective
     search: Search
@@ -168,8 +168,8 @@ class Measuring:
             )
 
         found = trials.highest(self.asked.chat, self._first(engine), self.asked.search, each)
-        kept["found"] = {"best": found.best, "failed": found.failed, "whole": found.whole}
-        print(f"  kept: {found.best:.1f} requests/s, not {found.failed}", flush=True)
+        kept["found"] = {"best": found.best, "failed": found.failed, "whole": found.whole, "unsent": found.unsent}
+        print(f"  kept: {found.best:.1f} requests/s, not {found.failed}; unsent: {found.unsent}", flush=True)
 
     def _users(self, trials: Trials, kept: dict[str, Any]) -> None:
         """Each number of users once to warm up, then timed."""

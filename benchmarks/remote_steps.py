@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from gradus.bench.run.script import ran
 from gradus.cache import TableChange
 from gradus.device.processor import processor_name
 from gradus.engine.engine import Runner
@@ -139,4 +140,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(ran(main))

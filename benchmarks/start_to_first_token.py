@@ -31,6 +31,7 @@ from typing import Any
 
 import psutil
 
+from gradus.bench.measure.fingerprint import commit
 from gradus.bench.report import markdown
 from gradus.bench.run.script import ran
 from gradus.doctor import machine
@@ -199,7 +200,7 @@ def measure(options: argparse.Namespace) -> None:
     """Measure all models and cases, and write what there is after each case."""
     made: dict[str, Any] = {
         "hardware": machine.hardware(),
-        "commit": options.commit,
+        "commit": options.commit or commit(),
         "more": options.more,
         "models": {},
     }
@@ -249,7 +250,7 @@ def main() -> int:
     parser.add_argument("--cases", nargs="+", choices=CASES, default=["warm", "wake"])
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--prompt", type=int, default=16, metavar="TOKENS")
-    parser.add_argument("--commit", default="unknown")
+    parser.add_argument("--commit", help="the measured commit; by default the one checked out")
     parser.add_argument("--out", type=Path, default=Path("start.json"))
     arguments = sys.argv[1:]
     at = arguments.index("--") if "--" in arguments else len(arguments)

@@ -16,8 +16,8 @@ START = "phases/p00_baseline/forward_pass"
 """Where the cover sends a reader who is new."""
 
 DOCS = (
-    *("install", "commands", "models", "serving", "operations", "deploy", "clients", "agents", "tools", "architecture"),
-    *("parts", "results", "comparisons", "measuring", "glossary"),
+    *("install", "commands", "models", "serving", "operations", "load", "deploy", "clients", "agents", "tools"),
+    *("architecture", "parts", "results", "comparisons", "measuring", "glossary"),
 )
 """In the order of reading; docs/design/ follows them."""
 PROJECT = ("CONTRIBUTING", "SECURITY", "CHANGELOG")

@@ -1,6 +1,10 @@
-"""The student writes what keeps a server upright: a bounded queue, frames, stop strings, and an orderly end."""
+"""The student writes what keeps a server upright: a bounded queue, frames, stop strings, and an orderly end.
+
+The second half's exercises are in `load/exercise.py`.
+"""
 
 from gradus.exercises import Exercise
+from phases.p13_serving.load.exercise import EXERCISES as LOAD
 
 TESTS = "tests/phases/test_promises_serving.py"
 
@@ -169,4 +173,4 @@ DESK = Exercise(
     alone=TESTS,
 )
 
-EXERCISES = (ADMISSION, EVENTS, TEXT, DESK)
+EXERCISES = (ADMISSION, EVENTS, TEXT, DESK, *LOAD)

@@ -46,7 +46,7 @@ SYLLABUS: dict[int, Lesson] = {
     10: Lesson("CUDA graphs and overlap", "prepare the next step while the GPU still runs this one", 4),
     11: Lesson("Structured output", "mask every token that would break the form that an answer must have", 3),
     12: Lesson("Parallelism", "more than one GPU, more than one machine", 5),
-    13: Lesson("Serving", "all of it behind HTTP, under load and faults", 4),
+    13: Lesson("Serving", "all of it behind HTTP, under load and faults", 6),
     14: Lesson("Mixtures of experts", "many small MLPs, of which each token reads only those that it chooses", 4),
 }
 

@@ -80,3 +80,29 @@ def test_a_script_says_in_one_line_what_it_lacks(hidden, why, tmp_path):
         pytest.importorskip("triton", reason="Triton is for Linux alone")
     ends = ends_of(NEED_TRITON, tmp_path / "found.json", hidden)
     assert ends == {path.stem: (2, f"{path.stem}: {why}\n") for path in NEED_TRITON} and len(ends) > 2
+
+
+ENDED_BY_TERM = """
+import os, signal, sys
+from contextlib import contextmanager
+from gradus.bench.run.script import ran
+
+@contextmanager
+def serving():
+    try:
+        yield
+    finally:
+        print("stopped", flush=True)
+
+def main():
+    with serving():
+        os.kill(os.getpid(), signal.SIGTERM)
+        signal.pause()
+
+sys.exit(ran(main))
+"""
+
+
+def test_sigterm_ends_what_a_script_has_started():
+    done = subprocess.run([sys.executable, "-c", ENDED_BY_TERM], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.returncode) == ("stopped\n", 143)

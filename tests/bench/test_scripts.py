@@ -46,6 +46,25 @@ def test_streams_stand_beside_the_engine_alone_by_the_medians_of_their_runs(page
     assert ["8", "200", "500", "1 (2)", "3 (4)"] in cells(text)
 
 
+def test_an_open_loop_stands_with_its_latencies_by_rate(page):
+    row = {"rate": 8.0, "requests_s": 7.5, "ttft_ms": {"p50": 50.0, "p99": 150.0}, "tpot_ms": {"mean": 12.0}}
+    found = {
+        "hardware": {"processor": "A", "cores": "2"},
+        "model": "m",
+        "slots": 8,
+        "prompt": [8, 24],
+        "output": [4, 12],
+    }
+    found |= {"pace": {"fixed": 5.0, "row": 2.0, "token": 1.25}, "rates": [row]}
+    (page.parents[1] / "benchmarks/lessons/load_lesson.json").write_text(json.dumps(found))
+    text = refreshed(page)
+    assert (
+        "with one thread and 8 slots, 8 to 24 tokens in, 4 to 12 out, an open loop. A step takes 5 ms, 2 per row"
+        in text
+    )
+    assert ["8", "7.5", "50", "150", "12"] in cells(text)
+
+
 def test_ranks_stand_with_what_they_waited_for(page):
     """Rank 0 works for 6 of 10 ms, rank 1 for 5; only a wait inside a step is no work."""
     notes = [("step", 0, 0, 8), ("exchange", 0, 2, 4), ("step", 1, 0, 5), ("receive", 1, 5, 10)]

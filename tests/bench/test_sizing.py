@@ -30,7 +30,7 @@ def runs():
 
 # -- the formula next to the records -----------------------------------------------------------------------------------
 
-ALL_GPU, MEDIAN_GPU, ALL_CPU, MEDIAN_CPU = 1.6, 0.07, 1.7, 0.2
+ALL_GPU, MEDIAN_GPU, ALL_CPU, MEDIAN_CPU = 1.6, 0.08, 1.7, 0.2
 
 
 def test_the_formula_is_as_near_to_the_records_as_the_page_says(runs):
@@ -50,7 +50,7 @@ def test_the_page_has_the_table_of_residuals(runs):
 
 
 def test_the_roofline_alone_would_be_far_off(runs):
-    """What the formula adds to the roofline is needed: without it, small models seem up to four times as fast."""
+    """Without the times of layers and sequences, a small model seems four times as fast."""
     bare = Pace(1, 1, 0, 0, 0)
     small = next(one for one in runs if one.model == "gpt2-124m" and len(one.workload.jobs) == 1)
     floor = Speed(small.config, BFLOAT16, small.machine, bare).played(small.workload, 256, 8192)
@@ -61,6 +61,8 @@ def test_every_class_of_runs_has_several(runs):
     found = residuals(runs)
     assert sum(count for _, count, _, _ in found) == len(runs) and all(count >= 3 for _, count, _, _ in found)
     assert {kind.split(",")[0] for kind, *_ in found} == {"CPU", "GPU", "two GPUs"}
+    unseen = {kind: most for kind, _, _, most in found if "not fitted to" in kind}
+    assert len(unseen) == 2 and max(unseen.values()) < 1.2
 
 
 # -- a step ------------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What a remote runner costs: the benchmark runs, and the page has what it measured."""
+"""The benchmark of a remote runner's cost runs, and the page has its numbers."""
 
 import json
 from pathlib import Path

@@ -33,6 +33,7 @@ def test_a_start_and_a_wake_are_timed_from_end_to_end(monkeypatch, tmp_path, cap
     cases = made["models"]["random:tiny-llama"]["cases"]
     for (sample,) in cases.values():
         assert sample["first_token_s"] == pytest.approx(sum(sample["stages"].values()), abs=0.01)
-        assert script.FIRST_TOKEN in sample["stages"] and "starting the engine" in sample["stages"]
+        assert "starting the engine" in sample["stages"]
+    assert script.FIRST_TOKEN in cases["warm"][0]["stages"]  # a wake's may fall between two looks
     assert 20 < cases["wake"][0]["asleep_mib"] < 200  # the front end alone; with an engine, it would be more
     assert "| random:tiny-llama | wake |" in capsys.readouterr().out

@@ -65,7 +65,7 @@ class Clone:
         if SERVERS.match(command):
             return self._serve(command)
         asked = PORT.sub(rf"\1:{self.port}", command)
-        if asked.startswith("gradus load"):
+        if asked.startswith("gradus load") or (asked.startswith("gradus batch") and "--model" not in asked):
             asked += f" --url http://127.0.0.1:{self.port}"
         done = subprocess.run(
             self._shell(asked),

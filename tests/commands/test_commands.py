@@ -26,6 +26,7 @@ ELSEWHERE = {
 
 GIVEN = {
     "person.json": '{"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}',
+    "requests.jsonl": '{"custom_id": "1", "url": "/v1/completions", "body": {"prompt": "Hi", "max_tokens": 4}}\n',
     "book.txt": "It was the best of times, it was the worst of times, it was the age of wisdom. " * 400,
 }
 """Files that a reader has."""

@@ -691,6 +691,79 @@ FOLLOWED = {
                     self.cancel(stream)
         """,
     },
+    "phases/p13_serving/load/goodput.py": {
+        "tpot": """
+            if record.first is None or record.last is None or record.tokens < 2:
+                return None
+            return (record.last - record.first) / (record.tokens - 1)
+        """,
+        "met": """
+            if record.failed or record.ttft is None or record.last is None:
+                return False
+            return record.ttft <= objective.ttft and (tpot(record) or 0.0) <= objective.tpot
+        """,
+        "goodput": """
+            due = [record for record in records if begin <= record.at < end]
+            good = sum(met(record, objective) for record in due)
+            return good / (end - begin), good / len(due) if due else 0.0
+        """,
+    },
+    "phases/p13_serving/load/knee.py": {
+        "kept": """
+            known = [point for point in points if valid(point, limit)]
+            failed = min((point.rate for point in known if point.p99 > limit), default=float("inf"))
+            return max((point.rate for point in known if point.rate < failed), default=0.0)
+        """,
+        "passes": """
+            votes = [0, 0]
+            while max(votes) <= tries // 2:
+                point = probe(rate)
+                if not valid(point, limit):
+                    raise LateClient(f"at {rate:g} requests/s the client was {point.late:.3f} s late")
+                votes[point.p99 <= limit] += 1
+            return votes[True] > tries // 2
+        """,
+        "find": """
+            if not passes(probe, low, limit, tries):
+                return 0.0
+            if passes(probe, high, limit, tries):
+                return high
+            while high > low * (1 + precision):
+                middle = (low * high) ** 0.5
+                if passes(probe, middle, limit, tries):
+                    low = middle
+                else:
+                    high = middle
+            return low
+        """,
+    },
+    "phases/p13_serving/load/router.py": {
+        "names": """
+            found, before = [], blake2b(salt.encode()).digest()
+            for start in range(0, len(prompt) - size + 1, size):
+                block = ",".join(map(str, prompt[start : start + size]))
+                before = blake2b(before + block.encode()).digest()
+                found.append(before)
+            return found
+        """,
+        "Replica.matched": """
+            return next((place for place, name in enumerate(prompt) if name not in self.known), len(prompt))
+        """,
+        "Replica.take": """
+            for name in reversed(prompt):
+                self.known.pop(name, None)
+                self.known[name] = None
+            while len(self.known) > self.room:
+                del self.known[next(iter(self.known))]
+        """,
+        "choose": """
+            numbers = range(len(replicas))
+            loads = [replica.inside for replica in replicas]
+            if max(loads) - min(loads) > bound:
+                return loads.index(min(loads))
+            return max(numbers, key=lambda number: (replicas[number].matched(prompt), -loads[number], -number))
+        """,
+    },
     "phases/p14_experts/router.py": {
         "choose": """
             ranked = scores if correction is None else scores + correction

@@ -1,4 +1,4 @@
-"""What is asked, and when: rates and shapes hold, lengths stay in their range, the same seed gives the same jobs."""
+"""Requests and their times: rates and shapes hold, lengths stay in their range, the same seed gives the same jobs."""
 
 import json
 import math

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from gradus import LLM, SamplingParams
 from gradus.errors import CheckpointError, ConfigError, RequestError
 from gradus.execution.memory.plan import memory_plan
-from gradus.loading import Tokenizer, load_model, open_checkpoint
+from gradus.loading import Tokenizer, load_model, model_name, open_checkpoint
 from gradus.loading.folder import read_config
 from gradus.models import SHAPES, parameter_count
 from gradus.models.families.records import write_config
@@ -116,7 +116,7 @@ def test_progress_reports_the_bytes_of_the_files(tmp_path):
     watcher = Watcher()
     checkpoint = open_checkpoint(str(write_folder(tmp_path / "tiny")))
     load_model(checkpoint, dtype=torch.float32, device="cpu", progress=watcher)
-    assert watcher.tasks == [(f"loading {checkpoint.name}", checkpoint.size_bytes)]
+    assert watcher.tasks == [(f"loading {model_name(checkpoint.name)}", checkpoint.size_bytes)]
     assert watcher.done == pytest.approx(checkpoint.size_bytes, rel=0.01)
 
 

@@ -15,7 +15,7 @@ from gradus.server.supervisor import State
 PAGE = (Path(__file__).parents[2] / "docs" / "operations.md").read_text(encoding="utf-8")
 
 
-OF_THE_DEVICE = {"threads", "tensor_parallel", "pipeline_parallel", "sleep_after"}
+OF_THE_DEVICE = {"threads", "tensor_parallel", "pipeline_parallel", "runner", "sleep_after"}
 """Settings next to the limits that bound no client."""
 
 
@@ -51,7 +51,7 @@ def test_every_state_is_named():
 
 
 def test_messages_are_those_of_the_server():
-    """What a client is said to see is in the source, word for word, but for numbers."""
+    """The page quotes the source word for word, except for numbers."""
     sources = "".join(path.read_text() for path in (Path(__file__).parents[2] / "src/gradus/server").rglob("*.py"))
     flat = re.sub(r"\{[^{}]*\}|\d+", "#", sources)
     messages = [text for text in named(section("Faults")) if len(text) > 25]

@@ -18,12 +18,12 @@ from gradus.server.client import EngineClient
 from gradus.server.config import ServerConfig
 from gradus.server.engine.loading import memory_fraction
 from gradus.server.engine.messages import Failure, Loaded, LoadFailed
-from gradus.server.models.pool import Pool
+from gradus.server.engine.pool import Pool
 from gradus.server.models.registry import Models
 from gradus.server.serve import Server, bind
 from tests.server.conftest import answering, eventually, processes
 from tests.server.scripted import ScriptedCore, register, written
-from tests.server.test_restarts import PlayedLink, ask, until
+from tests.server.test_restarts import FAULT, PlayedLink, ask, until
 from tests.server.test_sleep import submits
 
 
@@ -305,6 +305,21 @@ def test_a_load_that_fails_is_told_to_those_that_wait_and_another_model_gets_the
         assert a._link.started == 2 and b.state == "asleep"
         await asyncio.sleep(0.7)
         assert b._link.started == 1  # no other start is due
+
+    taking_turns(play)
+
+
+def test_a_failed_engine_whose_place_is_taken_at_once_is_not_started_again():
+    async def play(a, b, load):
+        a.submit(ask())
+        known = asyncio.create_task(b.known())
+        await until(lambda: a.supervisor._holds)
+        a.receive(FAULT)
+        assert a.state == "asleep" and b._link.started == 1
+        await asyncio.sleep(0.7)
+        assert a._link.started == 1
+        load(b)
+        await known
 
     taking_turns(play)
 

@@ -7,12 +7,15 @@ import asyncio
 import json
 import threading
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from gradus.engine.sequence import Timings
 from gradus.errors import ConfigError
+from gradus.loading import load_model, open_checkpoint
 from gradus.loading.progress import Both, Stage, Stages
 from gradus.server.config import ServerConfig
 from gradus.server.engine.messages import Cancel, Failure, LoadFailed, Loading, Report, SampleOutput, Submit
@@ -214,6 +217,15 @@ def test_stages_come_with_each_task_and_its_end_and_not_more_often_than_they_can
     done = [stage.done for stage in said[:-1]]
     assert done[0] == 0 and done[-1] == 27 and 5 <= len(done) <= 8 and done == sorted(done)
     assert str(said[-2]) == "capturing CUDA graphs, 27 of 27" and str(said[-1]) == "warming up"
+
+
+def test_a_stage_shows_no_path_of_the_server(tmp_path):
+    folder = tmp_path / "secret" / "mine"
+    folder.mkdir(parents=True)
+    said = []
+    checkpoint = replace(open_checkpoint("random:tiny-llama"), name=str(folder))
+    load_model(checkpoint, dtype=torch.float32, device="cpu", progress=Stages(said.append))
+    assert said[0].task == "loading mine"
 
 
 # -- processes ---------------------------------------------------------------------------------------------------------

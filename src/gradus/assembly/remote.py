@@ -79,7 +79,7 @@ def agreed(options: EngineConfig, hello: Hello) -> EngineConfig:
     sequences, budget = hello.max_sequences, hello.token_budget or None
     if "max_sequences" not in options.yielding:
         sequences = _at_most("max_sequences", options.max_sequences, sequences)
-    if "token_budget" not in options.yielding:
+    if "token_budget" not in options.yielding and options.token_budget is not None:
         budget = _at_most("token_budget", options.token_budget, budget)
     context = min(options.limits.context_length, hello.context_length)
     if context < options.limits.context_length:
@@ -100,10 +100,10 @@ def agreed(options: EngineConfig, hello: Hello) -> EngineConfig:
     )
 
 
-def _at_most(name: str, asked: int | None, most: int | None) -> int | None:
-    if asked is not None and most is not None and asked > most:
+def _at_most(name: str, asked: int, most: int | None) -> int:
+    if most is not None and asked > most:
         raise ConfigError(f"{name} must be at most the runner's {most}, got {asked}: raise it there, or lower it here")
-    return asked if asked is not None else most
+    return asked
 
 
 def compose(runner: RemoteRunner, config: EngineConfig, model: ModelConfig, grammars: Grammars | None) -> Engine:

@@ -26,7 +26,6 @@ from typer.exceptions import Abort, TyperException
 import gradus
 from gradus.cli import terminal
 from gradus.cli.commands import (
-    batch,
     bench,
     chat,
     course,
@@ -36,12 +35,12 @@ from gradus.cli.commands import (
     generate,
     health,
     keys,
-    load,
     models,
     museum,
     serve,
     xray,
 )
+from gradus.cli.commands.clients import batch, load
 from gradus.cli.layers import Command, Group, layered
 from gradus.device.allocator import keep_freed_memory
 from gradus.device.characters import accept_every_character

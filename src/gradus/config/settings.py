@@ -98,6 +98,11 @@ class Settings:
         check_names(values, described(type(self)))
         return replace(self, **values)
 
+    @property
+    def remote(self) -> bool:
+        """Whether the model runs in another process, which `runner` names."""
+        return self.keywords()["runner"] is not None
+
     def keywords(self) -> dict[str, Any]:
         """The keywords for `LLM`: without a server's own settings."""
         return {name: getattr(self, name) for name in described(Settings)}
@@ -111,7 +116,7 @@ class Settings:
         if self.phase is not None:
             self._refuse_ignored(self.phase)
             return EngineOptions(limits, **given)
-        if self.runner is not None:
+        if self.remote:
             self._refuse_the_runners()
         if "chunked" in self.switch_off and "token_budget" in given:
             raise ConfigError("token_budget does nothing with chunked switched off: leave one of them out")
@@ -126,7 +131,7 @@ class Settings:
 
     def _refuse_the_runners(self) -> None:
         """Raise ConfigError for what an engine without a model of its own would ignore."""
-        if self.prefix_dir is not None or self.prefix_dir_size is not None:
+        if any(getattr(self, name) is not None for name in NEITHERS):
             raise ConfigError("prefix_dir does not work with a runner in another process yet: leave one of them out")
         unset = {one.name: one.default for one in fields(Settings)}
         given = [name for name in THE_RUNNERS if getattr(self, name) != unset[name]]

@@ -4,15 +4,20 @@ The process opens the model as `LLM` does, and serves the runner of that engine;
 that come with it are left idle. So settings mean the same, and the same combinations are refused.
 """
 
-import logging
 import queue
+import signal
 import threading
+from collections.abc import Collection
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
+
+import torch
 
 import gradus
 from gradus.config.options import NGRAM, EngineConfig
 from gradus.config.settings import NEITHERS, THE_ENGINES, THE_ENGINES_SWITCHES, Settings
+from gradus.device.transfer import current
 from gradus.engine.core import Compiler
 from gradus.engine.plan import Result
 from gradus.engine.structured import Structured
@@ -24,8 +29,6 @@ from gradus.execution.result import StepResult
 from gradus.execution.runner import Runner
 from gradus.loading import Progress, model_name
 from gradus.text.llm import LLM
-
-log = logging.getLogger(__name__)
 
 MOST_PREPARED = 64  # constraints waiting to be compiled; further ones are compiled when they are needed
 
@@ -39,23 +42,33 @@ def check(settings: Settings) -> None:
         raise ConfigError(f"{given[0]} does nothing in a runner: give it to the engine, or leave it out")
     if any(getattr(settings, name) is not None for name in NEITHERS):
         raise ConfigError("prefix_dir does not work in a runner yet: leave it out")
-    if max(settings.tensor_parallel or 1, settings.pipeline_parallel or 1) > 1:
+    asked = settings.keywords()
+    if max(asked["tensor_parallel"] or 1, asked["pipeline_parallel"] or 1) > 1:
         raise ConfigError("tensor_parallel and pipeline_parallel do not work in a runner yet: leave them out")
-    if settings.speculate not in (None, NGRAM):
+    if asked["speculate"] not in (None, NGRAM):
         raise ConfigError(f"draft models and heads do not work in a runner yet: set speculate to {NGRAM}")
 
 
 def run(settings: Settings, path: Path, progress: Progress | None = None) -> None:
-    """Listen at `path` and serve engines, until Ctrl-C. Raises ConfigError, and StepFailed after a step that failed."""
+    """Listen at `path` and serve engines, until Ctrl-C or SIGTERM, in the main thread.
+
+    Raises ConfigError, and StepFailed after a step that failed.
+    """
     check(settings)
+    signal.signal(signal.SIGTERM, _end)
     listener = Listener(str(path))  # before the model is loaded: a wrong path costs no minute
     try:
         with LLM(**settings.keywords(), progress=progress) as llm:
             service = service_of(llm)
-            log.info("a runner of %s waits for an engine at %s", service.hello.model, path)
+            if progress is not None:
+                progress.note(f"a runner of {service.hello.model} waits for an engine at {path}")
             service.serve(listener)
     finally:
         listener.close()
+
+
+def _end(*_: object) -> None:
+    raise SystemExit(0)
 
 
 def service_of(llm: LLM) -> Service:
@@ -72,7 +85,7 @@ def service_of(llm: LLM) -> Service:
         hello_of(llm, runner, options),
         ahead=1 if on_gpu else 0,
         done=arrived,
-        forget=lambda pages: runner.attention.storage.wipe(sorted(pages)),
+        forget=partial(wipe, runner),
         prepare=Preparing(compiler).prepare if compiler is not None else lambda structured: None,
     )
 
@@ -101,6 +114,12 @@ def hello_of(llm: LLM, runner: Runner, options: EngineConfig) -> Hello:
         dtype=llm.dtype,
         weight_bytes=llm.weight_bytes,
     )
+
+
+def wipe(runner: Runner, pages: Collection[int]) -> None:
+    """Fill pages with zeros."""
+    with torch.inference_mode(), current(runner.device):
+        runner.attention.storage.wipe(sorted(pages))
 
 
 def arrived(step: Result) -> bool:

@@ -2,7 +2,7 @@
 
 Read in this order. Each part imports only parts above it:
 
-    jobs/              what is asked, and when
+    jobs/              requests and their times
     answer.py          an answer and its times
     objective.py       what an answer has to reach to count
     measurements.py    the numbers that a run comes to

@@ -46,7 +46,7 @@ def summary(
 
 
 def seconds_of(answers: Sequence[Answer]) -> float:
-    """From the first request sent until the last answer's end."""
+    """Return the time from the first request sent until the last answer's end."""
     return max((one.last for one in answers), default=0.0) - min((one.sent for one in answers), default=0.0)
 
 

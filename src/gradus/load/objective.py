@@ -1,4 +1,4 @@
-"""What an answer has to reach to count: an objective, as a service promises it to its users."""
+"""An objective: the limits that a service promises its users. Only answers within them count."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -43,7 +43,7 @@ def latency_table(record: dict[str, Any], settings: LoadSettings) -> Table:
 
 
 def summary_lines(record: dict[str, Any], settings: LoadSettings) -> str:
-    """What came of a load, in a few lines."""
+    """Describe a load in a few lines."""
     lines = [
         f"{record['completed']} of {record['requests']} requests completed in {shown(record['seconds'])} s, at most "
         f"{record['peak_concurrency']} at once",
@@ -99,6 +99,8 @@ def found_line(found: Found, settings: LoadSettings) -> str:
         return f"at no rate tried, down to {shown(min(rate for rate, _ in found.passed))} requests/s, did {goal}"
     above = "no rate above it was tried" if found.failed is None else f"not at {shown(found.failed)}"
     short = "" if found.whole else "; the budget ended before the precision was reached"
+    if found.unsent:
+        short = f"; {shown(found.unsent)} could not be sent in time, which takes more cores for the clients"
     return f"{shown(found.best)} requests/s: the highest rate at which {goal} ({above}){short}"
 
 
@@ -112,7 +114,8 @@ def result(
     made: dict[str, Any] = {"asked": asked, "model": model, "loads": list(records)}
     if found is not None:
         probes = [list(one) for one in found.passed]
-        made["found"] = {"best": found.best, "failed": found.failed, "whole": found.whole, "probes": probes}
+        made["found"] = {"best": found.best, "failed": found.failed, "whole": found.whole, "unsent": found.unsent}
+        made["found"]["probes"] = probes
     return made
 
 

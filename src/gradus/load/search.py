@@ -30,16 +30,18 @@ class Found:
     """best: the highest rate that passed, 0 if none did. failed: the lowest that failed above it; None if none did.
 
     passed: by rate, in the order of the probes. whole: whether `best` and `failed` are as near as was asked for.
+    unsent: the rate at which the search ended because requests could not be sent in time.
     """
 
     best: float = 0.0
     failed: float | None = None
     passed: list[tuple[float, bool]] = field(default_factory=list)
     whole: bool = False
+    unsent: float | None = None
 
 
 def highest_rate(
-    probe: Callable[[float], bool],
+    probe: Callable[[float], bool | None],
     start: float,
     search: Search,
     *,
@@ -49,12 +51,16 @@ def highest_rate(
 ) -> Found:
     """Find the highest rate that passes: grow by the factor until one fails (or shrink until one passes), then bisect.
 
-    No probe starts if one as long as the longest so far would end after the budget.
+    probe: whether a rate passes; None if it could not be sent, which ends the search. A probe starts only if
+    one as long as the longest yet would end within the budget.
     """
     found, began, longest, rate = Found(), clock(), 0.0, start
     while len(found.passed) < MOST_PROBES and clock() - began + longest <= search.budget:
         before = clock()
         passes = probe(rate)
+        if passes is None:
+            found.unsent = rate
+            break
         longest = max(longest, clock() - before)
         found.passed.append((rate, passes))
         if passes:

@@ -149,7 +149,7 @@ def load_model(
     if tensors is not None:
         _check_size(checkpoint.config, tensors)
     give_back_host_memory()  # freed by the tokenizer's construction
-    progress.begin(f"loading {checkpoint.name}", None if tensors is None else checkpoint.size_bytes)
+    progress.begin(f"loading {model_name(checkpoint.name)}", None if tensors is None else checkpoint.size_bytes)
     model = create_model(checkpoint.config, dtype=dtype, device=device, linear=linear or Linear)
     if tensors is None:
         randomize(model, RANDOM_SEED)

@@ -53,7 +53,7 @@ class Stage:
 
 
 class Both:
-    """Reports to two at once: to a screen, and to whoever else waits."""
+    """Reports to two at once: a screen, and a server's clients."""
 
     def __init__(self, first: Progress, second: Progress) -> None:
         self._both = first, second

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from gradus.execution.passes import RunModel
-from gradus.loading import Checkpoint, Progress
+from gradus.loading import Checkpoint, Progress, model_name
 from gradus.loading.checkpoint import RANDOM_SEED
 from gradus.models.config import ModelConfig, Shard
 from gradus.models.create import create_model, noise, shorten_lookups
@@ -67,7 +67,7 @@ def load_part(
         _randomize_part(model, whole, kept, shard)
     else:
         if progress is not None:
-            progress.begin(f"loading part {place.rank + 1} of {place.count} of {checkpoint.name}", None)
+            progress.begin(f"loading part {place.rank + 1} of {place.count} of {model_name(checkpoint.name)}", None)
         load_weights(model, Slices(whole, model, kept, checked(whole, checkpoint.tensors), shard))
     if place.tensor > 1:
         _share_norms(model, config, stage)

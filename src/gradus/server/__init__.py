@@ -19,11 +19,12 @@ the course runs on a thread, behind the same messages.) Read in this order:
     encoding.py        slow work on texts: turns by key, bounds
     supervisor.py      the engine's life: progress, failures, another start
     xray/              the live X-ray: the engine's state, for clients that watch
+    writing/           a step's tokens on their way to hundreds of connections, in a process of its own
     client.py          the front end's side: queue, text, cancellation, drain
-    models/            several models behind one port, by turns in memory
     api/               the protocols: a body becomes requests, their results become an answer
     page/              the page at /: a chat, for browsers
     traces/            a span for each request, with --otlp-traces-endpoint
+    models/            several models behind one port, by name
     http/              untrusted bytes, origins, keys, streams and disconnects, and the routes
     notify.py          systemd's protocol: ready, alive, what the server does now
     serve.py           the process: socket, signals, exit codes

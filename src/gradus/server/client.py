@@ -54,16 +54,17 @@ from gradus.server.engine.messages import (
     Watch,
     Watched,
 )
+from gradus.server.engine.pool import Pool
 from gradus.server.exchange import Ask
 from gradus.server.failures import ClientGone, RequestFailed, RequestTimeout, Unavailable
 from gradus.server.limits import check_prompt_logprobs
 from gradus.server.measures import Counts, ServiceRate, cache_stats, speculation_stats
 from gradus.server.metrics.families import Source
 from gradus.server.metrics.meter import Meter
-from gradus.server.models.pool import Pool
 from gradus.server.results import Stream
 from gradus.server.samples import Samples
 from gradus.server.supervisor import State, Supervisor
+from gradus.server.writing.outbox import Outbox
 from gradus.server.xray.watchers import Owner, Watchers
 from gradus.structured import begin_index
 from gradus.text.front_end import FrontEnd
@@ -95,6 +96,7 @@ class EngineClient:
     loader: the name of the module that loads tokenizer and engine (see `gradus.server.engine.loading`).
     link: makes the connection to the engine; None: the configuration chooses between a process and a thread.
     pool: the models that share this server's memory; None: this one alone. asleep: load it when a request needs it.
+    outbox: writes to the connections of all models; None: to this one's alone.
     """
 
     def __init__(
@@ -104,6 +106,7 @@ class EngineClient:
         link: MakeLink | None = None,
         pool: Pool | None = None,
         asleep: bool = False,
+        outbox: Outbox | None = None,
     ) -> None:
         self.config = config
         self.info: ModelInfo | None = None  # once loaded
@@ -114,6 +117,7 @@ class EngineClient:
         self.watchers = Watchers(self)
         self.pool = pool or Pool()
         self.on_demand = asleep
+        self.outbox = outbox or Outbox()
         self.started = time.monotonic()
         self.stopped = False
         self._loader = loader
@@ -241,6 +245,7 @@ class EngineClient:
         self._opener.shutdown(wait=False, cancel_futures=True)
         self._prompts.close()
         self.texts.close()
+        self.outbox.close()
         rests = self.info is not None and self.supervisor.rests
         closed = await self._link.close(GOODBYE_S if rests else patience)
         self.stopped = self._opening.done() and closed
@@ -442,7 +447,7 @@ class EngineClient:
         self.pool.advance()
 
     def _stay_asleep(self) -> None:
-        """Take back the claim to a place once nobody waits for it."""
+        """Take back the claim to a place once no request needs it."""
         if not self._readers and not self.supervisor.held and self.pool.forgo(self):
             self.supervisor.stay_asleep()
 
@@ -564,6 +569,7 @@ class EngineClient:
 
     def receive(self, message: EngineMessage) -> None:
         if not isinstance(message, Report):
+            self.outbox.settle()
             self._deliver_news()  # of the reports before it
         match message:
             case Report():
@@ -610,7 +616,7 @@ class EngineClient:
             self.supervisor.lose(reason)
             if not failed.done():
                 failed.set_exception(Unavailable(reason, self.state, 1))
-                failed.exception()  # read here, in case nobody waits
+                failed.exception()  # read here, in case no request waits
             return
         self.supervisor.give_up(reason)
         self._loaded.set_exception(failure.error() or RuntimeError(reason))
@@ -690,12 +696,16 @@ class EngineClient:
         """Deliver what all reports at hand have brought.
 
         A front end that lags behind the engine finds several: a stream's tokens are then written together, still as an
-        event each, and writing costs less the further it lags. The system call is nearly half of a token's time here.
+        event each, and writing costs less the further it lags. The system call is half of a token's time here, so steps
+        of many streams leave by the outbox.
         """
+        if not self._fresh or self.outbox.delays(self._deliver_news):
+            return
         fresh, self._fresh = self._fresh, {}
-        for stream in fresh:
-            if stream.handles[0] in self._streams:
-                self._deliver(stream)
+        with self.outbox.gather(len(fresh)):
+            for stream in fresh:
+                if stream.handles[0] in self._streams:
+                    self._deliver(stream)
 
     def _deliver(self, stream: Stream) -> None:
         try:

@@ -328,7 +328,7 @@ class ServerConfig(Settings):
                 raise ConfigError(f"cors_origins takes origins such as https://chat.example.org, got {origin!r}")
         if self.sleep_after is not None and self.phase is not None:
             raise ConfigError(f"sleep_after is for the final engine, not for phase {self.phase}: leave one of them out")
-        if self.sleep_after is not None and getattr(self, "runner", None) is not None:
+        if self.sleep_after is not None and self.remote:
             raise ConfigError("sleep_after frees no memory where a runner has the model: leave one of them out")
         _check_names(self.served_model_name)
         _ = self.sampling  # raises for values that no request could have

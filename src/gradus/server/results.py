@@ -57,12 +57,12 @@ class Lane:
             self.new.clear()
         return parts
 
-    def delta(self) -> Delta:
-        """Return the new tokens as one delta, and have none left."""
-        transcript, tokens = self.transcript, tuple(self.transcript.unread[-len(self.new) :])
+    def deltas(self) -> list[Delta]:
+        """Return a delta for each new token, and have none left."""
+        transcript, tokens = self.transcript, self.transcript.unread[-len(self.new) :]
         self.new.clear()
         place = transcript.request.id, transcript.prompt_index, transcript.index
-        return Delta(*place, transcript.spelled(tokens), tokens, NO_LOGPROBS)
+        return [Delta(*place, transcript.spelled(token), (token,), NO_LOGPROBS) for token in tokens]
 
 
 LaneSink = Callable[[Sequence[Lane]], bool]
@@ -214,7 +214,8 @@ class Stream:
         """Make deltas of the lanes' new frames, so that others may follow."""
         lanes, self._lanes = self._lanes, []
         for lane in lanes:
-            self.push(lane.delta())
+            for delta in lane.deltas():
+                self.push(delta)
 
     def deliver(self) -> None:
         """Hand the deltas to the sink, or else to `receive`, which gets those that end the last samples in any case."""

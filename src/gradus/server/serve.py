@@ -102,7 +102,7 @@ class Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app or create_app(models.first, config, models),
-                http=protocol_with_deadline(config.receive_timeout),
+                http=protocol_with_deadline(config.receive_timeout, models.first.outbox),
                 loop=LOOP,
                 ws="none",
                 lifespan="on",

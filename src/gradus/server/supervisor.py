@@ -210,7 +210,7 @@ class Supervisor:
         self._wanted()
 
     def stay_asleep(self) -> None:
-        """Undo `wake`: nobody waits any more, and no engine has been started."""
+        """Undo `wake`: no request waits any more, and no engine has been started."""
         if self.state == "waking":
             self.state, self.reason = "asleep", ASLEEP
 
@@ -262,8 +262,8 @@ class Supervisor:
             self.given_up.set()
         self._watch = Watch()
         self._counts.restarts += 1
+        self._restarting = self._keep(self._load_later(delay))  # first: another model may take the place at once
         self._fail(Unavailable(reason, self.state, self._retry_after()))
-        self._restarting = self._keep(self._load_later(delay))
 
     def give_up(self, reason: str) -> None:
         """Fail all requests for good."""

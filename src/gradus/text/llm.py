@@ -89,7 +89,7 @@ class LLM:
         self.tokenizer = found.tokenizer
         self.phase = phase = given.phase
         self.engine_name = ("your " if given.impl else "") + (phase or FINAL)
-        self.device = resolve_device("cpu" if given.runner else given.device)
+        self.device = resolve_device("cpu" if given.remote else given.device)
         limits = ModelLimits(
             vocab_size=self.config.vocab_size,
             context_length=resolve_context(given.context_length, self.config.context_length),
@@ -98,7 +98,7 @@ class LLM:
         options = given.options(limits, self.device.type)
         options = replace(options, threads=threads.use(options.threads))
         self.checkpoint, self.precision = found, ELSEWHERE
-        if given.runner is None:
+        if not given.remote:
             keeps = keeps_bits(given.dtype, options, self.device)
             self.checkpoint = as_asked(found, given.quantize, keeps_bits=keeps)
             self.precision = resolve(given.dtype, given.quantize, self.device, self.config, self.checkpoint.quantized)

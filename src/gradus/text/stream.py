@@ -110,9 +110,9 @@ class TextStream:
         self._said.append(text)
         return text
 
-    def spelled(self, tokens: Sequence[int]) -> str:
-        """The text of tokens of whole characters."""
-        return "".join([str(self._token_bytes(token)) for token in tokens])
+    def spelled(self, token: int) -> str:
+        """The text of a token of whole characters."""
+        return str(self._token_bytes(token))
 
     def finish(self) -> str:
         """End the sequence, and return the text held back. Bytes of an unfinished character become U+FFFD."""

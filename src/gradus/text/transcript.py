@@ -1,6 +1,6 @@
 """One sample's text so far: the engine's outputs go in, deltas and a completion come out. No torch here."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
 
 from msgspec import structs
@@ -72,9 +72,9 @@ class Transcript:
         self._tokens.append(token)
         return Delta(self.request.id, self.prompt_index, self.index, text, (token,), NO_LOGPROBS)
 
-    def spelled(self, tokens: Sequence[int]) -> str:
-        """The text of tokens of whole characters."""
-        return self._text.spelled(tokens)
+    def spelled(self, token: int) -> str:
+        """The text of a token of whole characters."""
+        return self._text.spelled(token)
 
     def add(self, output: Output) -> Delta:
         """Take one step's tokens. The delta carries the completion if the engine has ended the sequence."""

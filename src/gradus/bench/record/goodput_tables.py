@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from gradus.bench.record.metrics import percent, shown
+from gradus.bench.record.metrics import shown
 from gradus.bench.record.study import Part
 from gradus.bench.statistics import median
 
@@ -63,7 +63,7 @@ def curve_rows(runs: Mapping[str, Any]) -> Table:
     for shape, run in runs.items():
         for block in run["blocks"].values():
             for load in sorted(block.get("loads", []), key=lambda load: float(load["rate"])):
-                good = percent(load["good_share"]) + (", ended early" if load["stopped_early"] else "")
+                good = f"{100 * load['good_share']:.1f} %" + (", ended early" if load["stopped_early"] else "")
                 times = [
                     f"{shown(load[name]['p50'])} ({shown(load[name]['p99'])})" if load[name] else ""
                     for name in ("ttft_ms", "tpot_ms")

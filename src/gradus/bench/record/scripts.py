@@ -34,7 +34,7 @@ def command(name: str) -> str:
 
 EXPERTS = ("experts-lesson-choices", "experts-lesson-times", "experts-lesson-quality")
 """Blocks of one page, from one file."""
-LESSONS = ("masks", "masks-steps", "serving-lesson", "parallel-lesson", *EXPERTS)
+LESSONS = ("masks", "masks-steps", "serving-lesson", "load-lesson", "parallel-lesson", *EXPERTS)
 """Scripts with files in `benchmarks/lessons`."""
 
 
@@ -89,6 +89,30 @@ def _serving_lesson(found: dict[str, Any], samples: str) -> list[Part]:
     return [
         f"**{found['hardware']['processor']}**, {found['hardware']['cores']} cores, {found['model']} in "
         f"{found['phase']}, {found['prompt']} tokens in, {found['tokens']} out, all streams at once. {samples}",
+        (header, rows),
+    ]
+
+
+def _load_lesson(found: dict[str, Any], samples: str) -> list[Part]:
+    """p13's open loops: latencies by rate."""
+    terms = found["pace"]
+    header = ["requests/s", "answered/s", "TTFT p50, ms", "TTFT p99, ms", "TPOT, ms"]
+    rows = [
+        [
+            shown(row["rate"]),
+            shown(row["requests_s"]),
+            shown(row["ttft_ms"]["p50"]),
+            shown(row["ttft_ms"]["p99"]),
+            shown(row["tpot_ms"]["mean"]),
+        ]
+        for row in found["rates"]
+    ]
+    (short, long), (few, many) = found["prompt"], found["output"]
+    return [
+        f"**{found['hardware']['processor']}**, {found['hardware']['cores']} cores, {found['model']} in `gradus serve` "
+        f"with one thread and {found['slots']} slots, {short} to {long} tokens in, {few} to {many} out, an open loop. "
+        f"A step takes {shown(terms['fixed'])} ms, {shown(terms['row'])} per row, {shown(terms['token'])} per token "
+        f"of a prompt. {samples}",
         (header, rows),
     ]
 
@@ -173,6 +197,7 @@ SCRIPTS: dict[str, Callable[[dict[str, Any], str], list[Part]]] = {
     "masks": _masks,
     "masks-steps": _masked_steps,
     "serving-lesson": _serving_lesson,
+    "load-lesson": _load_lesson,
     "parallel-lesson": _parallel_lesson,
     "experts-lesson-choices": _experts_choices,
     "experts-lesson-times": _experts_times,

@@ -4,6 +4,7 @@ A script calls `sys.exit(ran(main))`. If it imports kernels, which import Triton
 those imports and only when it is `__main__`.
 """
 
+import signal
 import sys
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -23,12 +24,18 @@ def need_triton() -> None:
 
 
 def ran(main: Callable[[], int | None]) -> int:
-    """Run a script; returns its exit code. A GradusError, such as a GPU that is not there, becomes one line."""
+    """Run a script; returns its exit code. A GradusError, such as a GPU that is not there, becomes one line.
+
+    SIGTERM, as `timeout` sends it, is an exception too: the servers that the script has started end with it.
+    """
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         return main() or 0
     except GradusError as mistake:
         _print_mistake(mistake)
         return MISTAKE
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _print_mistake(what: object) -> None:

@@ -1,4 +1,4 @@
-"""What a model needs and reaches on a card: `gradus serve --explain MODEL`. Read in this order:
+"""Sizing: a model's memory and speed on a card, for `gradus serve --explain MODEL`. Read in this order:
 
 cards.py       cards by name, from their data sheets
 pace.py        how long a step takes: the roofline, and what an engine takes beyond it

@@ -2,7 +2,7 @@
 
 Published rates are ceilings that no program reaches. The repository measured two cards (H200, H100): reading memory
 reached 0.88 and 0.91 of the data sheet, large products in bfloat16 0.79 of it on both. The other cards are taken to
-reach READ and PRODUCT as well, which nobody has measured here.
+reach READ and PRODUCT as well: an assumption, not a measurement.
 
 Sources: NVIDIA's data sheets of the H200, H100 SXM, A100 80GB SXM, L40S and L4 (dense rates, without sparsity), and the
 architecture papers of Ada (RTX 4090) and Blackwell (RTX 5090), bfloat16 with sums in float32. Memory is what
@@ -16,21 +16,23 @@ from gradus.device.capability import Assumed, Capability
 from gradus.errors import ConfigError
 
 READ, PRODUCT = 0.88, 0.79
-CONTEXT = 600 << 20  # bytes that the driver and CUDA take for a process
 MIB = 1 << 20
+RESERVED = 600 * MIB  # by the driver, within nvidia-smi's total: 615 MiB on an H200, 458 on an H100
+CONTEXT = 530 * MIB  # of the rest, by CUDA for a process, as seen on an H200
 
 
 @dataclass(frozen=True, slots=True)
 class Card:
     """One GPU.
 
-    title: as CUDA names it. memory: bytes. bandwidth, rate: published, bytes and bfloat16 operations per second.
+    title: as CUDA names it. shown: bytes of memory, as nvidia-smi shows them. bandwidth, rate: published, bytes and
+    bfloat16 operations per second.
     measured: the rates that the repository's records have of it; None without any.
     """
 
     name: str
     title: str
-    memory: int
+    shown: int
     bandwidth: float
     rate: float
     capability: Capability
@@ -41,6 +43,11 @@ class Card:
     def machine(self) -> Machine:
         """The rates that reading and products reach."""
         return self.measured or Machine(self.bandwidth * READ, self.rate * PRODUCT)
+
+    @property
+    def memory(self) -> int:
+        """Bytes that CUDA counts."""
+        return self.shown - RESERVED
 
     @property
     def free(self) -> int:

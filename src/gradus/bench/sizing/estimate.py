@@ -100,7 +100,7 @@ class Estimate:
         return self.speed.seconds([SpanShape(self.use.prompt + self.use.answer // 2, 1)] * users)
 
     def token_seconds(self, users: int) -> float:
-        """The time per output token with so many users: the others' prompts are read among its decodes."""
+        """The time per output token with this number of users: the others' prompts are read among its decodes."""
         return self.decode_seconds(users) + (users - 1) * self._prompt_per_token
 
     def rate(self, users: int) -> float:
@@ -113,7 +113,7 @@ class Estimate:
         return self.prompt_seconds(self.use.prompt) / self.use.answer
 
     def first_seconds(self, users: int) -> float:
-        """The time to the first token with so many users."""
+        """The time to the first token with this number of users."""
         return self.prompt_seconds(self.use.prompt) + (self.token_seconds(users) if users > 1 else 0.0)
 
     def meets(self, users: int, objective: Objective) -> bool:
@@ -135,5 +135,5 @@ def most(holds: Callable[[int], bool], limit: int) -> int:
 
 
 def shown_lengths(lengths: Sequence[int], context: int) -> list[int]:
-    """Those of the lengths that a request may have, and the longest one."""
+    """Select the lengths that a request may have, and add the longest one."""
     return sorted({length for length in lengths if length < context} | {context})

@@ -6,9 +6,10 @@
 
 m, p and the times are one set for all models and batch sizes on GPUs, and one for CPUs. They were fitted by least
 squares of the logarithms to the repository's records (records.py), where each run is played step by step through the
-schedule. A layer's time is what its kernels take beside reading and multiplying: starts, norms, rotations, the
-activation, and on a CPU the passes over rows. It decides how a small model decodes; the roofline alone would be wrong
-by up to a factor of four. A sequence's time is sampling and the host's part.
+schedule; two more models, and two GPUs, were compared afterwards. A layer's time is that of its kernels less reading
+and multiplying: starts, norms, rotations, the activation, and on a CPU the passes over rows. It decides how a small
+model decodes; the roofline alone would be wrong by up to a factor of four. A sequence's time is sampling and the host's
+part.
 
 The times were measured on H100 and H200, and a machine with two cores. Slower cards and hosts may take more.
 """
@@ -46,7 +47,7 @@ EXCHANGES = 2  # of a layer
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """What decides a model's times on a device.
+    """The sizes and rates behind a model's times on a device.
 
     widths: bytes per weight as a step reads them, on average, and per key or value. faster: how many times the
     bfloat16 rate matrices in fewer bits are multiplied at. quantized: whether there are such matrices.

@@ -2,8 +2,8 @@
 
 Every run of the final engine counts that a results file of a GPU, `benchmarks/families*.json` or
 `benchmarks/tensor_parallel.json` has, with the workload that it ran, and on a CPU the decode benchmark's. Left out are
-runs whose subject is sampling parameters or speculation, and keys and values in 8 bits, of which the record has the
-time after the last first token alone.
+runs whose subject is sampling parameters or speculation, and the one with keys and values in 8 bits: its record has
+only the time after the last first token.
 """
 
 import json
@@ -34,6 +34,8 @@ TWICE = {"fp8", "int8"}
 BUDGET = 8192  # tokens of a step, the default on a GPU
 SAME_SHAPE = {"qwen2.5-coder-1.5b": "qwen2.5-1.5b"}
 FAMILIES = {"batch 1": single_stream(32, 384), "batch 32": burst(32, 128, 256)}
+UNSEEN = "families_sized"
+"""Runs that were made after the formula's numbers had been fitted, to test them."""
 RANKS_PLAYED = {"batch 1": single_stream(128, 256), "batch 64": burst(64, 512, 256), "prefill": burst(8, 8192, 1)}
 ON_CPU_PLAYED = {
     "one alone": single_stream(32, 96),
@@ -68,7 +70,7 @@ class Measured:
 
     @property
     def tokens(self) -> int:
-        """What its rate counts: generated tokens, or the prompts' where each asks for one token."""
+        """The tokens that its rate counts: generated ones, or the prompts' where each asks for one token."""
         prompts = all(job.output == 1 for job in self.workload.jobs)
         return self.workload.prompt_tokens if prompts else self.workload.output_tokens
 
@@ -92,7 +94,9 @@ class Measured:
         if self.hardware == "cpu":
             return "CPU"
         if self.ranks > 1:
-            return "two GPUs"
+            return "two GPUs, not fitted to"
+        if UNSEEN in self.source:
+            return "GPU, not fitted to"
         if self.scheme:
             return "GPU, fewer bits"
         if self.tokens == self.workload.prompt_tokens:
@@ -146,12 +150,12 @@ def _beside(reports: Path) -> Iterator[Measured]:
 
 
 def _families(benchmarks: Path) -> Iterator[Measured]:
-    for name in ("families", "families_experts"):
+    for name in ("families", "families_experts", UNSEEN):
         file = benchmarks / f"{name}.json"
         content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {"rows": ()}
         for row in content["rows"]:
             cases = {case.label: case.workload for case in beside.cases_of(row["model"])}
-            workload = (FAMILIES if name == "families" else cases).get(row["workload"])
+            workload = (cases if name == "families_experts" else FAMILIES).get(row["workload"])
             if workload is None or "quantize" in row or "failed" in row:
                 continue
             prompts = all(job.output == 1 for job in workload.jobs)

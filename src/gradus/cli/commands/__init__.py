@@ -3,7 +3,7 @@
 Read in this order:
 
     generate.py, chat.py, serve.py    use a model
-    load.py, batch.py                 ask a server: with a load, with a file of requests
+    clients/                          ask a server that runs: load, batch
     keys.py, deploy.py                the same: keys, deploy
     models.py       get one: models, pull, quantize, train-heads
     exercises.py    follow the course: exercise, check, solution, progress, diff, show, flat

@@ -74,7 +74,7 @@ def runner(
     socket: Annotated[Path, Option(help="The Unix socket to listen at; only this user may connect.")],
     **given: Any,
 ) -> int:
-    """Run a model for an engine in another process, which names it by --runner unix:/path, until Ctrl-C.
+    """Run a model for an engine in another process, which names it by --runner unix:/path, until Ctrl-C or SIGTERM.
 
     The settings of memory and arithmetic belong here, those of order and time limits to the engine. For an engine on
     another machine, forward the socket: ssh -N -L /there.sock:/here.sock HOST

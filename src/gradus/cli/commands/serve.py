@@ -63,7 +63,7 @@ def serve(
       gradus serve --explain random:llama-3.1-8b --card l40s --objective ttft:500,tpot:50
       gradus serve --model ./mine.gguf --served-model-name mine gpt-4o-mini --temperature 0.3
       gradus serve --model small=smollm2-135m --model code=qwen2.5-coder-0.5b    # loaded by turns
-      gradus serve --sleep-after 600    # no memory while nobody asks
+      gradus serve --sleep-after 600    # an idle engine's memory is free after ten minutes
       gradus serve --memory-fraction 0.6 --max-context 8192
       gradus serve --impl exercises/p03    # your own phase behind HTTP
       gradus serve --allowed-host gradus.lan    # behind a proxy of that name

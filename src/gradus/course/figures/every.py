@@ -24,7 +24,7 @@ from gradus.course.figures import (
 )
 from gradus.course.figures.experts import batches, sorting
 from gradus.course.figures.parallel import cuts, pipeline, ranks, roofline
-from gradus.course.figures.serving import blocked, sides, streams, way
+from gradus.course.figures.serving import blocked, curve, loops, replicas, sides, steps, streams, way
 from gradus.course.figures.structured import automaton, launches, masks
 
 
@@ -80,6 +80,10 @@ FIGURES = [
     Figure("phases/p13_serving/figures/way.svg", way.way),
     Figure("phases/p13_serving/figures/blocked.svg", blocked.blocked),
     Figure("phases/p13_serving/figures/streams.svg", streams.streams),
+    Figure("phases/p13_serving/figures/curve.svg", curve.curve),
+    Figure("phases/p13_serving/figures/loops.svg", loops.loops),
+    Figure("phases/p13_serving/figures/steps.svg", steps.steps),
+    Figure("phases/p13_serving/figures/replicas.svg", replicas.replicas),
     Figure("phases/p14_experts/figures/sorted.svg", sorting.sorting),
     Figure("phases/p14_experts/figures/distinct.svg", batches.distinct),
     Figure("docs/figures/architecture.svg", architecture.way),

@@ -63,7 +63,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What came of a load. answers: of the requests that were sent, in the jobs' order. start: by CLOCK_MONOTONIC.
+    """The outcome of a load. answers: to the requests that were sent, in the jobs' order. start: by CLOCK_MONOTONIC.
 
     stopped: it ended early, as the objective could no longer be met. cpu_s: each process's processor time.
     """
@@ -85,7 +85,7 @@ class Run:
 
 
 def processes_for(streams: int) -> int:
-    """How many processes so many streams need, on this machine: 1 is this process alone."""
+    """Count the processes that this number of streams needs on this machine; 1 is this process alone."""
     cores = max(1, (os.cpu_count() or 1) // 2)
     return max(1, min(MOST_PROCESSES, cores, -(-streams // STREAMS_EACH)))
 

@@ -56,7 +56,7 @@ def route_at(path: str) -> Route:
 
 @dataclass(frozen=True)
 class Writing:
-    """What all requests of a load have in common. exact: the end-of-sequence token is ignored."""
+    """Everything that a load's requests have in common. exact: the end-of-sequence token is ignored."""
 
     path: str
     model: str = ""

@@ -73,7 +73,7 @@ def _read(line: bytes, number: int, first: dict[str, int]) -> Asked | Invalid:
 
 
 def _wrong(row: dict[str, Any]) -> str:
-    """What keeps a row from being a request; "" if nothing does."""
+    """Say why a row is no request; "" if it is one."""
     name, url, body = row.get("custom_id"), row.get("url"), row.get("body")
     if not isinstance(name, str) or not 1 <= len(name) <= LONGEST_ID:
         return f"custom_id must be a text of 1 to {LONGEST_ID} characters, got {_short(name)}"
@@ -95,7 +95,7 @@ def _short(value: Any) -> str:
 
 @dataclass(slots=True)
 class Output:
-    """What an output holds already.
+    """The lines that an output holds already.
 
     done: custom_ids that have a line. succeeded: how many of them have status 200. invalid: numbers of lines that were
     no request.

@@ -57,7 +57,7 @@ class NoRoom(Exception):
 
 @dataclass
 class Sending:
-    """A batch on its way. lines: what is left to do. progress: called after each line that is dealt with."""
+    """A batch on its way. lines: those without an answer. progress: called after each line that gets one."""
 
     target: Target
     lines: Iterator[Asked | Invalid]

@@ -1,4 +1,4 @@
-"""What is asked, and when. Everything follows from a seed.
+"""The requests of a load and their times. Everything follows from a seed.
 
 job.py         one request: when it is due, its prompt, the length of its answer
 arrivals.py    when requests come: at random, in bursts, at a growing rate

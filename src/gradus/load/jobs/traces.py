@@ -1,7 +1,7 @@
 """Recorded traces: a JSON object per line, which says when a request came and how long it and its answer were.
 
 Each line has an arrival (`at`, seconds, or `timestamp`, milliseconds as in Mooncake's traces), a prompt (`prompt`: a
-text or token ids; or `input_length`: so many random ids), and `output_length` (or `max_tokens`). Prompts that began
+text or token ids; or `input_length`, for random ids), and `output_length` (or `max_tokens`). Prompts that began
 alike in the recorded system do so again: `prefix_id` with `prefix_length` names a shared beginning, and `hash_ids`
 (Mooncake, Qin et al. 2024) names each block of 512 tokens, so prompts whose lists begin alike share those blocks.
 """

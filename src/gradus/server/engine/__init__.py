@@ -10,5 +10,6 @@ wire.py            messages as bytes, and the private socket that carries them
 process.py         that loop in a process of its own, for the final engine
 child.py           the process as the front end sees it: from its start to its end
 link.py            the common interface of thread and process, and the choice between them
+pool.py            which of several models' engines are loaded, by turns
 loading.py         a configuration → a tokenizer and an engine
 """

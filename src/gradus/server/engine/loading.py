@@ -66,7 +66,7 @@ def prepared(settings: ServerConfig, checkpoint: "Checkpoint", device: "torch.de
     from gradus.loading import as_asked
     from gradus.quantization.precision import resolve
 
-    if settings.runner is not None:
+    if settings.remote:
         raise ConfigError("the memory of a model in another process is that process's to plan: leave out --runner")
     config = checkpoint.config
     settings = settings.merge({"memory_fraction": memory_fraction(settings, device.type)})
@@ -125,7 +125,7 @@ def keywords(config: ServerConfig) -> dict[str, Any]:
     given, cut = config.keywords(), config.phase is None and "chunked" not in config.switch_off
     if config.share[1] > 1:
         given["memory_fraction"] = memory_fraction(config, resolve_device(config.device).type)
-    if given["step_target"] is None and cut and config.runner is None and resolve_device(config.device).type == "cpu":
+    if given["step_target"] is None and cut and not config.remote and resolve_device(config.device).type == "cpu":
         given["step_target"] = SERVED_STEP_TARGET
     return given
 
@@ -133,8 +133,8 @@ def keywords(config: ServerConfig) -> dict[str, Any]:
 def memory_fraction(config: ServerConfig, device: str) -> float | None:
     """Return a model's part of `memory_fraction`. device: "cpu" or "cuda".
 
-    It counts from the whole of a GPU's memory, of which the other models hold their parts, and from what is free of a
-    CPU's.
+    On a GPU it is a part of the whole memory, and includes the parts that other models hold. On a CPU it is a part of
+    the free memory.
     """
     place, places = config.share
     given: float | None = config.keywords()["memory_fraction"]

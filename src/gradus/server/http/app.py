@@ -102,7 +102,7 @@ def create_app(client: EngineClient, config: ServerConfig, models: Models | None
         app.post(path, summary=summary, openapi_extra=extra)(described)
         # FastAPI's own would look for dependencies and parameters, which takes longer than a token
         added = next(route for route in app.routes if isinstance(route, APIRoute) and route.path == path)
-        added.app = answer if tracer is None else traced(answer, tracer, path, client)
+        added.app = answer if tracer is None else traced(answer, tracer, path)
 
     route("/generate", read_generate, "Continue a prompt")
     route("/v1/chat/completions", ChatCompletion.parse, "Answer a conversation, in OpenAI's protocol of chats")
@@ -128,12 +128,12 @@ def _traces(config: ServerConfig) -> "tuple[Tracer | None, Callable[[], Awaitabl
     return Tracer(export.provider, config), export.close
 
 
-def traced(answer: ASGIApp, tracer: "Tracer", path: str, client: EngineClient) -> ASGIApp:
+def traced(answer: ASGIApp, tracer: "Tracer", path: str) -> ASGIApp:
     """Give each request of a route its span. It is the route's own: a sender without a key makes none."""
 
     async def followed(scope: Scope, receive: Receive, send: Send) -> None:
         record = record_of(scope)
-        with tracer.request(path, scope, record.id, record.label, client.model) as record.trace:
+        with tracer.request(path, scope, record.id, record.label) as record.trace:
             await answer(scope, receive, send)
 
     return followed
@@ -248,7 +248,7 @@ async def respond(request: Request, read: Reader, models: Models, config: Server
     stream = client.submit(*admitted(record, exchange.asks), key=record.key, name=record.id)
     record.follow(stream.tally)
     if record.trace is not None:
-        record.trace.follow(exchange, stream)
+        record.trace.follow(exchange, stream, client.model)
     async with cancelled_with_client(request.receive, stream):
         # a client that streams learns after a second what it waits for
         await stream.accepted(STAGE_S if exchange.stream and client.supervisor.holds(stream.handles[0]) else None)

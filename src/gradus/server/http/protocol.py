@@ -32,6 +32,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from gradus.server.limits import MAX_HEADER_BYTES, MAX_HEADERS
 from gradus.server.logs import Sparing
+from gradus.server.writing.outbox import Behind, Outbox
 
 SLICE = 32 * 1024  # bytes between two checks
 MAX_FIELDS = 4 * MAX_HEADERS  # the application refuses MAX_HEADERS with a better answer
@@ -58,9 +59,13 @@ class DeadlineProtocol(HttpToolsProtocol):
     `scope["state"]["pieces"]` (`http.streaming.Pieces`) writes pieces of a stream.
 
     seconds: the time for headers, for a body after its answer, and for a client to read its last bytes.
+    outbox: gathers pieces of many connections. number, under_way: as in its `Connection`.
     """
 
     seconds: float
+    outbox: Outbox
+    number = 0
+    under_way = False
     _deadline: asyncio.TimerHandle | None = None
     _running: RequestResponseCycle | None = None  # the request being answered, or the last one that was
     _in_body = False  # True from the end of a request's headers to its own end
@@ -73,6 +78,9 @@ class DeadlineProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.app_state = {**self.app_state, "abort_connection": transport.abort, "pieces": self}
+        self._direct = transport
+        self._plain = transport.get_extra_info("sslcontext") is None
+        self.transport = cast(asyncio.Transport, Behind(transport, self, self.outbox))
         self._close_later()
 
     # -- receiving -----------------------------------------------------------------------------------------------------
@@ -223,10 +231,27 @@ class DeadlineProtocol(HttpToolsProtocol):
 
     @property
     def has_room(self) -> bool:
-        return not self.flow.write_paused and not self.transport.is_closing()
+        return not self.flow.write_paused and not self._direct.is_closing()
 
     def write_piece(self, data: bytes) -> None:
-        self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        piece = b"%x\r\n%b\r\n" % (len(data), data)
+        if self.outbox.gathering and self._plain and not self._direct.get_write_buffer_size():
+            self.outbox.put(self, piece)
+        else:
+            self.transport.write(piece)
+
+    # -- for the outbox ------------------------------------------------------------------------------------------------
+
+    @property
+    def descriptor(self) -> int:
+        return cast(int, self._direct.get_extra_info("socket").fileno())
+
+    def write_now(self, data: bytes) -> None:
+        if not self._direct.is_closing():
+            self._direct.write(data)
+
+    def cut(self) -> None:
+        self._direct.abort()
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
@@ -242,6 +267,7 @@ class DeadlineProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Let every request notice that its client has left: uvicorn itself would only let the newest."""
         self._relax()
+        self.outbox.forget(self)
         self.pipeline.clear()
         if self._running is not None and not self._running.response_complete:
             self._running.disconnected = True
@@ -262,8 +288,8 @@ class DeadlineProtocol(HttpToolsProtocol):
 FRAMED_BY = (b"content-length", b"transfer-encoding")
 
 
-def protocol_with_deadline(seconds: float) -> type[HttpToolsProtocol]:
-    return type("Protocol", (DeadlineProtocol,), {"seconds": seconds})
+def protocol_with_deadline(seconds: float, outbox: Outbox) -> type[HttpToolsProtocol]:
+    return type("Protocol", (DeadlineProtocol,), {"seconds": seconds, "outbox": outbox})
 
 
 def ended_by_closing(cycle: RequestResponseCycle, app: ASGIApp) -> ASGIApp:

@@ -1,5 +1,2 @@
-"""Several models behind one port, each with a client, and an engine while it is loaded. Read in this order:
-
-pool.py            which models are loaded, and which give way
-registry.py        the models by name, and what they have in common
-"""
+"""Several models behind one port: `registry.py`, the models by name. Which of them are loaded is decided by
+`gradus.server.engine.pool`."""

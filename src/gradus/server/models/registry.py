@@ -1,4 +1,4 @@
-"""The served models by name, and what they have in common: one start, one drain, one end."""
+"""The served models by name, with one start, one drain and one end."""
 
 import asyncio
 from collections.abc import Iterator, Mapping
@@ -9,7 +9,8 @@ from gradus.server.client import EngineClient
 from gradus.server.config import ServerConfig
 from gradus.server.engine.link import MakeLink
 from gradus.server.engine.messages import ModelInfo
-from gradus.server.models.pool import Pool
+from gradus.server.engine.pool import Pool
+from gradus.server.writing.outbox import Outbox
 
 
 class Models:
@@ -23,9 +24,9 @@ class Models:
         cls, config: ServerConfig, loader: str = "gradus.server.engine.loading", link: MakeLink | None = None
     ) -> "Models":
         """Make the clients of the configuration's models."""
-        pool = Pool(config.max_loaded)
+        pool, outbox = Pool(config.max_loaded), Outbox()
         each = config.each()
-        return cls(*(EngineClient(one, loader, link, pool, asleep=one is not each[0]) for one in each))
+        return cls(*(EngineClient(one, loader, link, pool, one is not each[0], outbox) for one in each))
 
     def __iter__(self) -> Iterator[EngineClient]:
         return iter(self.clients)

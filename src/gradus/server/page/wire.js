@@ -20,8 +20,9 @@ async function ask(path, { body, signal, quietly = false } = {}) {
     if (body !== undefined) headers["content-type"] = "application/json";
     const method = body === undefined ? "GET" : "POST";
     const response = await fetch(path, { method, headers, body, signal, cache: "no-store", credentials: "omit" });
-    if (response.status !== 401 || (quietly && keyDialog.declined)) return response;
+    if (response.status !== 401) return response;
     const { message } = await problemOf(response.clone());
+    if (quietly && keyDialog.declined) return response;
     if (sessionStorage.getItem(KEY) === key && !(await keyDialog.ask(message))) return response;
     signal?.throwIfAborted();
   }

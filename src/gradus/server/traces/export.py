@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 FLUSH_S = 5.0  # for the last spans, when the server ends
 EVERY_S = 60.0
 LONGEST = 300  # characters of a line
-WITH_CONTENT = {"max_queue_size": 256, "max_export_batch_size": 64}  # such a span may have tens of kilobytes
+MOST_WITH_CONTENT, BATCH_WITH_CONTENT = 256, 64  # spans with texts in the queue, and sent at once: each may have 64 kB
 
 
 class Quiet(logging.Handler):
@@ -51,12 +51,12 @@ class Export:
         if config.otlp_capture_content:
             log.warning("writing prompts and answers to spans (--otlp-capture-content)")
         exporter = OTLPSpanExporter(traces_url(config.otlp_traces_endpoint))
-        queue = WITH_CONTENT if config.otlp_capture_content else {}
+        most, batch = (MOST_WITH_CONTENT, BATCH_WITH_CONTENT) if config.otlp_capture_content else (None, None)
         self.provider = TracerProvider(resource=_resource(), shutdown_on_exit=False)
-        self.provider.add_span_processor(BatchSpanProcessor(exporter, **queue))
+        self.provider.add_span_processor(BatchSpanProcessor(exporter, most, max_export_batch_size=batch))
 
     async def close(self) -> None:
-        """Send what is left, for FLUSH_S seconds at most. The thread of a collector that hangs is left behind."""
+        """Send the last spans, for FLUSH_S seconds at most. A thread whose collector hangs is left behind."""
         ending = threading.Thread(target=self.provider.shutdown, name="traces", daemon=True)
         ending.start()
         end = time.monotonic() + FLUSH_S

@@ -52,14 +52,12 @@ class Tracer:
         self.captures = config.otlp_capture_content
         self.in_vllm = config.metrics_alias == "vllm"
 
-    def request(self, path: str, scope: Scope, id: str, label: str, model: str) -> "RequestTrace":
-        """Begin a request's span. id, label: the server's and the client's own. model: the served one's name."""
+    def request(self, path: str, scope: Scope, id: str, label: str) -> "RequestTrace":
+        """Begin a request's span. id, label: the server's and the client's own."""
         operation = names.OPERATIONS[path]
         found: dict[str, Any] = {
             "gen_ai.operation.name": operation,
             "gen_ai.provider.name": names.PROVIDER,
-            "gen_ai.request.model": model,
-            "gen_ai.response.model": model,
             "http.request.method": "POST",
             "http.route": path,
             "gradus.request.id": id,
@@ -70,8 +68,8 @@ class Tracer:
             found |= {"server.address": server[0], "server.port": server[1]}
         began = time.time_ns()
         parent = parent_of(scope["headers"])
-        span = self.spans.start_span(f"{operation} {model}", parent, SpanKind.SERVER, found, start_time=began)
-        return RequestTrace(self, span, id, began)
+        span = self.spans.start_span(operation, parent, SpanKind.SERVER, found, start_time=began)
+        return RequestTrace(self, span, operation, id, began)
 
 
 def parent_of(headers: Iterable[tuple[bytes, bytes]]) -> Context:
@@ -99,10 +97,11 @@ class Ended(NamedTuple):
 class RequestTrace:
     """The span of one request, which ends with the `with` block. Whatever goes wrong here ends no request."""
 
-    __slots__ = ("_asked", "_began", "_ended", "_id", "_monotonic", "_span", "_stream", "_tracer")
+    __slots__ = ("_asked", "_began", "_ended", "_id", "_monotonic", "_operation", "_span", "_stream", "_tracer")
 
-    def __init__(self, tracer: Tracer, span: Span, id: str, began: int) -> None:
+    def __init__(self, tracer: Tracer, span: Span, operation: str, id: str, began: int) -> None:
         self._tracer = tracer
+        self._operation = operation
         self._span = span
         self._id = id
         self._began, self._monotonic = began, time.monotonic()
@@ -115,9 +114,12 @@ class RequestTrace:
         """The trace's id in hexadecimal, for the log."""
         return format(self._span.get_span_context().trace_id, "032x")
 
-    def follow(self, asked: Exchange, stream: Stream) -> None:
-        """Note the requests that the engine gets, if the span is sampled."""
+    def follow(self, asked: Exchange, stream: Stream, model: str) -> None:
+        """Note the requests that an engine gets, if the span is sampled. model: the name of the one that serves them,
+        which is known once the body has been read."""
         if self._span.is_recording():
+            self._span.update_name(f"{self._operation} {model}")
+            self._span.set_attributes({"gen_ai.request.model": model, "gen_ai.response.model": model})
             self._asked, self._stream = asked, stream
             stream.on_end = self._note
 

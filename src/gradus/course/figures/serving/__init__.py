@@ -1,4 +1,4 @@
-"""p13's figures: the two sides of a server, the way of a request, many streams, and a blocked event loop.
+"""p13's figures: the two sides of a server, the way of a request, many streams, a blocked event loop, and load.
 
 Read in this order:
 
@@ -7,4 +7,9 @@ Read in this order:
     way.py        two requests on their way, on one axis of time
     streams.py    tokens per second and times to the first token, by the number of streams
     blocked.py    the gaps of three streams while a long prompt is encoded
+    load.py       measurements under load, and p13's predictions
+    curve.py      latency against load, predicted and measured
+    loops.py      an open loop and a closed one
+    steps.py      the steps around a long prompt
+    replicas.py   hits and latency behind a router, by the imbalance that it allows
 """

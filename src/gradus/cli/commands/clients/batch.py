@@ -91,7 +91,7 @@ def _check(option: str, value: float, least: float, most: float) -> None:
 
 
 def _send(target: "Target", requests: Path, answers: Path, output: "Output", left: int, rules: "Rules") -> int:
-    """Send what is left, and say what became of it."""
+    """Send the lines that have no answer, and report the counts."""
     from gradus.cli.progress import Bars
     from gradus.load.batch.lines import read
     from gradus.load.batch.sending import Sending
@@ -113,7 +113,7 @@ def _opened(answers: Path) -> BinaryIO:
 
 
 def _report(output: "Output", counts: "Counts") -> int:
-    """Print what became of all lines, those of earlier runs included. Returns the exit code."""
+    """Print the counts of all lines, those of earlier runs included. Returns the exit code."""
     succeeded = output.succeeded + counts.succeeded
     failed = len(output.done) - output.succeeded + counts.failed
     invalid = len(output.invalid) + counts.invalid

@@ -8,9 +8,9 @@ A model that is asked for while it is not loaded joins a queue of models, first 
                           no more requests, they are held as if it slept. As its last request ends, it sleeps, and joins
                           the queue's end if requests are held for it
 
-So no running request is ever cut, and a request waits for the requests that ran when its model's turn came, but never
-for those that came later: a model that is asked for without pause starves no other. A turn's length bounds what loads
-cost: even with two models that are both asked for without pause, at most half of the time.
+Running requests are never cut. A request waits for those that ran when its model's turn came, and never for later ones:
+a model that gets requests without pause starves no other. A turn's length bounds the cost of loads: with two models
+that both get requests without pause, about half of the time.
 """
 
 import math
@@ -79,7 +79,7 @@ class Pool:
             self.advance()
 
     def forgo(self, member: Member) -> bool:
-        """Take back a claim: nobody asks for the model any more. Returns False if it already has a place."""
+        """Take back a claim: no request needs the model any more. Returns False if it already has a place."""
         if member not in self._wanting:
             return False
         del self._wanting[member]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from gradus.cli import options, terminal
 from gradus.errors import ConfigError
 from gradus.load.measurements import REFUSED
-from gradus.load.settings import LoadSettings
+from gradus.load.settings import MOST_USERS, LoadSettings
 
 if TYPE_CHECKING:
     from gradus.load.asking.target import Target
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 CLOCKWORK = ("uptime_s", "self_checks")  # of /stats: these change by themselves
 RESULT = "load.json"
+LONG_S = 8  # how long answers may take: how many an open load has under way depends on it
 
 
 @options.settings_of(LoadSettings)
@@ -63,11 +64,14 @@ def _ready(target: "Target") -> dict[str, Any] | None:
 
 
 def _processes(settings: LoadSettings, processes_for: Any) -> int:
-    """As many as the most requests under way need. A late job has to see the others' tokens, so it allows only one."""
+    """Count the processes for the most requests under way. A late job has to see the others' tokens: one process."""
     if settings.long:
         return 1
-    crowd = settings.requests if settings.users == [None] else max(users or 0 for users in settings.users)
-    return int(processes_for(crowd))
+    if settings.find_rate:
+        return int(processes_for(MOST_USERS))
+    if settings.users != [None]:
+        return int(processes_for(max(users or 0 for users in settings.users)))
+    return int(processes_for(round(min(settings.requests, LONG_S * max(settings.rates)))))
 
 
 # -- one load ----------------------------------------------------------------------------------------------------------
