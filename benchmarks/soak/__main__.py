@@ -40,7 +40,7 @@ STOP_S = 60.0
 
 def command(more: Sequence[str]) -> list[str]:
     """Options of the server; those after `--` come last, and count."""
-    given = {"--max-sequences": SEQUENCES, "--max-waiting": WAITING, "--cache-tokens": CACHE_TOKENS}
+    given: dict[str, float] = {"--max-sequences": SEQUENCES, "--max-waiting": WAITING, "--cache-tokens": CACHE_TOKENS}
     given |= {"--write-timeout": WRITE_TIMEOUT_S}
     return [text for name, value in given.items() if name not in more for text in (name, str(value))] + [*more]
 

@@ -31,7 +31,7 @@ def rest(at, **changed):
 
 
 def whole(**changed):
-    """A run of 900 s in which all was well."""
+    """A run of 25 minutes in which all was well."""
     load = {"seconds": 20.0, "tokens": 2000, "requests": 50, "cpu_s": 1.0, "preemptions": 1}
     tally = Tally()
     tally.add(Got("plain", 200, "whole"))
@@ -41,7 +41,7 @@ def whole(**changed):
         scraper=Scraper(None, scrapes=9),
         watcher=Watcher(0, events=900, seconds=900.0),
         cycles=[{one.name: dict(load) for one in LOADS} for _ in range(9)],
-        rests=[rest(100.0 * number) for number in range(1, 10)],
+        rests=[rest(167.0 * number) for number in range(1, 10)],
         log="loading\n",
         code=0,
     )
@@ -50,7 +50,7 @@ def whole(**changed):
 
 def last(**changed):
     """Rests of which the last one is not as it should be."""
-    return [*whole().rests[:-1], rest(900.0, **changed)]
+    return [*whole().rests[:-1], rest(1503.0, **changed)]
 
 
 def statistics(**changed):

@@ -193,9 +193,9 @@ def read_answer(connection, seconds=20):
 
 class Process:
     """`serve` in a process of its own, and its engine in another. engine: an expression that makes it, evaluated by the
-    loader there. phase: one that runs the engine on a thread."""
+    loader there. phase: one that runs the engine on a thread. stderr: a file for its log, instead of a pipe."""
 
-    def __init__(self, engine="ScriptedCore()", **settings):
+    def __init__(self, engine="ScriptedCore()", stderr=subprocess.PIPE, **settings):
         source = (
             "import sys\n"
             "from gradus.errors import GradusError\n"
@@ -212,7 +212,7 @@ class Process:
             [sys.executable, "-c", source],
             cwd=ROOT,
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=stderr,
             text=True,
             env=os.environ | {"PYTHONUNBUFFERED": "1"},
             start_new_session=True,

@@ -228,6 +228,25 @@ def connected():
     return found.fileno()
 
 
+def starving_llm(steps):
+    """The final engine with a tiny model. After so many steps, the next one finds no memory."""
+    import torch
+
+    from gradus.text.llm import LLM
+
+    llm = LLM("random:tiny-llama", device="cpu", dtype="float32")
+    core, taken = llm.core.core, itertools.count()
+    step = core.step
+
+    def starve():
+        if next(taken) >= steps:
+            torch.empty(1 << 60, dtype=torch.uint8)
+        return step()
+
+    core.step = starve
+    return llm
+
+
 def greedy(max_tokens, **fields):
     return SamplingParams(max_tokens=max_tokens, **fields)
 

@@ -157,6 +157,18 @@ def test_a_full_disk_ends_no_request(tmp_path, monkeypatch, caplog):
     assert [record.message.split(": ")[-1] for record in caplog.records[-1:]] == ["No space left on device"]
 
 
+def test_a_line_that_the_disk_has_cut_is_one_line_and_those_after_it_are_whole(tmp_path, monkeypatch, caplog):
+    log, write = BodyLog(str(tmp_path / "bodies.jsonl")), os.write
+    with monkeypatch.context() as full:
+        full.setattr("gradus.server.http.bodies.os.write", lambda file, data: write(file, data[:5]))
+        log.write({"a": 1})
+    assert "a line was cut after 5 bytes" in caplog.text
+    for number in (2, 3):
+        log.write({"a": number})
+    first, *others = (tmp_path / "bodies.jsonl").read_text().splitlines()
+    assert first == '{"a":' and [json.loads(line) for line in others] == [{"a": 2}, {"a": 3}]
+
+
 def test_memory_is_bounded_whatever_passes():
     whole, end = Heard(), Heard(LARGEST_END, ends=True)
     for heard in (whole, end):

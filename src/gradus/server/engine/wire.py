@@ -26,6 +26,7 @@ VERSION = f"1 {gradus.__version__}"  # of the frames and messages; both processe
 LENGTH = struct.Struct("<I")
 LARGEST_FRAME = 64 << 20  # bytes: several times the largest prompt
 LONGEST_PATH = 103  # bytes of a socket's path on any system (macOS's sun_path, without its final zero)
+SOCKET = "engine"  # its name in the folder
 
 T = TypeVar("T")
 
@@ -110,16 +111,30 @@ def hello_and_messages() -> "Frames[Hello | EngineMessage]":
 # -- the socket --------------------------------------------------------------------------------------------------------
 
 
+def _private_folder() -> str:
+    """Make a folder that only this user can enter: in /tmp if the usual place makes the socket's path too long, or is
+    gone, as a server that runs for months may find it."""
+    try:
+        folder = tempfile.mkdtemp(prefix="gradus-")  # mode 0700
+    except FileNotFoundError:
+        return tempfile.mkdtemp(prefix="gradus-", dir="/tmp")
+    if len(os.fsencode(os.path.join(folder, SOCKET))) <= LONGEST_PATH:
+        return folder
+    os.rmdir(folder)
+    return tempfile.mkdtemp(prefix="gradus-", dir="/tmp")
+
+
 class PrivateSocket:
     """A listening Unix socket in a folder of its own, which `close` removes."""
 
     def __init__(self) -> None:
-        self.folder = tempfile.mkdtemp(prefix="gradus-")  # mode 0700
-        if len(os.fsencode(self._path())) > LONGEST_PATH:
-            os.rmdir(self.folder)
-            self.folder = tempfile.mkdtemp(prefix="gradus-", dir="/tmp")
-        self.path = self._path()
         self.listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self.folder = _private_folder()
+        except BaseException:
+            self.listening.close()
+            raise
+        self.path = os.path.join(self.folder, SOCKET)
         try:
             self.listening.bind(self.path)
             self.listening.listen(1)
@@ -127,9 +142,6 @@ class PrivateSocket:
         except BaseException:
             self.close()
             raise
-
-    def _path(self) -> str:
-        return os.path.join(self.folder, "engine")
 
     def close(self) -> None:
         self.listening.close()

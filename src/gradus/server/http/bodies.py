@@ -3,7 +3,7 @@
 One line per POST that Access admits, once it has been answered: its body, as far as the server has read it, and its
 answer. Headers are never written, so no API key is. Of a stream, the line has the end. A body or an answer beyond
 LARGEST is cut, and the file is kept within LARGEST_FILE: a full one becomes FILE.1, in place of the one before. A line
-that cannot be written is left out: no request fails because of it.
+that cannot be written is left out, or cut where the disk was full: no request fails because of it.
 """
 
 import json
@@ -37,6 +37,7 @@ class BodyLog:
         self.path = path
         self.largest = largest
         self._sparing = Sparing(log)
+        self._cut = False  # whether the last line has no end, because the disk was full
         try:
             self._file = self._open()
         except OSError as error:
@@ -57,10 +58,14 @@ class BodyLog:
 
     def write(self, line: dict[str, Any]) -> None:
         """Append a line."""
-        text = json.dumps(line, default=str) + "\n"
+        text = (json.dumps(line, default=str) + "\n").encode()
         try:
             self._make_room(len(text))
-            os.write(self._file, text.encode())  # whole lines at once: other processes may append to the same file
+            text = b"\n" * self._cut + text
+            written = os.write(self._file, text)  # whole lines at once: other processes may append to the same file
+            self._cut = written < len(text)
+            if self._cut:
+                raise OSError(f"a line was cut after {written} bytes")
         except OSError as error:
             self._sparing.warning(f"--log-bodies: {self.path} could not be written: {error.strerror or error}")
 
@@ -75,7 +80,7 @@ class BodyLog:
             os.replace(self.path, f"{self.path}.1")
         elif named is not None and named.st_ino == mine.st_ino:
             return
-        before, self._file = self._file, self._open()
+        before, self._file, self._cut = self._file, self._open(), False
         os.close(before)
 
     def close(self) -> None:
