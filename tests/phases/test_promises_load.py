@@ -201,7 +201,7 @@ def test_a_search_survives_a_probe_that_errs(phase):
 
 
 @of("p13")
-def test_a_block_s_name_stands_for_everything_before_it(phase):
+def test_a_name_stands_for_its_block_and_for_everything_before(phase):
     first, second, other = names([1, 2, 3, 4], size=2), names([1, 2, 3, 5], size=2), names([9, 2, 3, 4], size=2)
     assert first == names([1, 2, 3, 4], size=2), "the same prompt has the same names"
     assert len(first) == 2, f"4 tokens are 2 blocks of 2; yours: {len(first)}"

@@ -110,7 +110,7 @@ def test_the_check_for_long_functions_catches(head):
 
 def long_teaching_files(root: Path) -> dict[str, int]:
     """Files of a phase's own code over the limit. What it measures and what it asks of the student may be longer."""
-    files = [path for path in root.glob("p*/*.py") if path.name not in ("benchmark.py", "exercise.py")]
+    files = [path for path in root.glob("p*/**/*.py") if path.name not in ("benchmark.py", "exercise.py")]
     lengths = {str(path.relative_to(root)): len(text_of(path).splitlines()) for path in files}
     return {name: lines for name, lines in lengths.items() if lines > MAX_TEACHING_FILE}
 
