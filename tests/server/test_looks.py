@@ -5,11 +5,12 @@ import threading
 import time
 
 import numpy as np
+import pytest
 
 from gradus.bench.predict.simulation import Simulation, short_requests
 from gradus.server.engine.loop import EngineLoop
 from gradus.server.engine.messages import STEP, Cancel, Ping, Report, Stop, Submit, Watch, Watched
-from gradus.server.engine.steps import KEPT_STEPS
+from gradus.server.engine.steps import KEPT_STEPS, UnderWay
 from gradus.server.engine.watching import MOST_NODES, MOST_QUEUED, Watching
 from gradus.server.engine.wire import LARGEST_FRAME, frame, hello_and_messages
 from gradus.server.xray.picture import Picture
@@ -176,3 +177,25 @@ def test_a_result_under_way_when_watching_begins_or_ends_is_committed():
     while engine.has_work:
         engine.step()
     engine.check()
+
+
+class Finished:
+    """A result as a CPU's runner gives it: nothing is under way."""
+
+    rows, landing = 1, None
+
+    def get(self):
+        return object()
+
+
+class Flying(Finished):
+    landing = object()
+
+
+@pytest.mark.parametrize("result", [Finished, Flying])
+def test_a_cpu_has_done_a_step_when_it_is_launched(result):
+    step = UnderWay(result(), (0, 0, 0))
+    time.sleep(0.01)
+    step.get()
+    waited = step.ready - step.launched
+    assert waited == 0 if result is Finished else waited >= 10_000

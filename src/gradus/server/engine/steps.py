@@ -4,7 +4,7 @@ The recorder wraps the methods that plan, run and commit a step, and `stop` take
 not watched runs nothing of this.
 
     schedule   planned: on the host
-    run        launched: the device begins, unless it is still busy with the step before
+    run        launched: the device begins, unless it is still busy with the step before; a CPU has done the step
     get        ready: the result has reached the host
     commit     end: tokens appended, sequences ended
 
@@ -50,7 +50,9 @@ class UnderWay:
 
     def get(self) -> Sampled:
         sampled: Sampled = self._result.get()
-        self.sampled, self.ready, self.rows = sampled, microseconds(), self._result.rows
+        finished = getattr(self._result, "landing", self) is None  # a CPU's, whose result nobody waits for
+        self.ready = self.launched if finished else microseconds()
+        self.sampled, self.rows = sampled, self._result.rows
         return sampled
 
 
