@@ -228,23 +228,34 @@ def connected():
     return found.fileno()
 
 
-def starving_llm(steps):
-    """The final engine with a tiny model. After so many steps, the next one finds no memory."""
-    import torch
-
+def disturbed_llm(steps, disturb):
+    """The final engine with a tiny model. Before the step after so many, `disturb(engine)` is called."""
     from gradus.text.llm import LLM
 
     llm = LLM("random:tiny-llama", device="cpu", dtype="float32")
-    core, taken = llm.core.core, itertools.count()
-    step = core.step
+    engine, taken = llm.core.core, itertools.count()
+    step = engine.step
 
-    def starve():
-        if next(taken) >= steps:
-            torch.empty(1 << 60, dtype=torch.uint8)
+    def disturbed():
+        if next(taken) == steps:
+            disturb(engine)
         return step()
 
-    core.step = starve
+    engine.step = disturbed
     return llm
+
+
+def starve(engine):
+    """Ask the system for more memory than any has."""
+    import torch
+
+    torch.empty(1 << 60, dtype=torch.uint8)
+
+
+def spoil(engine):
+    """Put NaN into the first page of the sequence in slot 1."""
+    attention = engine.runner.attention
+    attention.storage.values[:, attention.tables[0, 1, 0], 0] = float("nan")
 
 
 def greedy(max_tokens, **fields):

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import gc
 import logging
 import time
 
@@ -10,6 +11,7 @@ import pytest
 
 from gradus.server.http.protocol import MAX_PIPELINED, MAX_UNREAD_BYTES
 from gradus.server.logs import Sparing
+from gradus.server.results import Stream
 from tests.server.conftest import eventually, running
 from tests.server.scripted import ScriptedCore
 from tests.server.test_protocol import BODY, post, sent, statuses
@@ -180,6 +182,26 @@ def test_many_connections_with_many_requests_each_stay_small(server, logged):
     for connection in connections:
         server.leave(connection, reset=True)
     assert eventually(server.idle)
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_a_stream_that_has_ended_is_freed_without_the_collector(server, leaves):
+    """Its request has a prompt, which may be large, and the collector looks rarely."""
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(20):
+            if leaves:
+                connection = server.send(SLOW)
+                assert b"200 OK" in connection.recv(1000)
+                server.leave(connection, reset=False)
+            else:
+                server.generate(prompt="a", max_tokens=3, stream=True)
+        assert eventually(server.idle)
+        alive = eventually(lambda: len([each for each in gc.get_objects() if isinstance(each, Stream)]) <= 1, 2)
+    finally:
+        gc.enable()
+    assert alive
 
 
 def test_malformed_requests_are_counted_in_the_log_and_not_listed(caplog):

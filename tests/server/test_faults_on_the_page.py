@@ -231,9 +231,9 @@ def while_a_step_hangs(tmp_path):
 
 
 def without_memory(tmp_path):
-    """The final engine, whose hundredth step asks the system for more memory than any has."""
-    with serving("starving_llm(100)") as (_, client):
-        results = client.running(2, max_tokens=400, ignore_eos=True)
+    """The final engine, of which a step asks the system for more memory than any has."""
+    with serving("disturbed_llm(100, starve)") as (_, client):
+        results = [client.later(prompt="a", max_tokens=400, ignore_eos=True) for _ in range(2)]
         answers = [result() for result in results]
         seen = Seen([client.get()], answers, [client.post(prompt="a")])
         assert all("--max-sequences" in answer.message for answer in answers), answers  # "naming the settings to lower"
@@ -301,7 +301,23 @@ def failing_inside(tmp_path):
         server.signal()
         _, errors = server.end()
         assert f"request {failed.headers['x-request-id']}" in errors and "secret detail" in errors
-        return seen
+    seen.running += with_numbers_that_are_not_finite()
+    return seen
+
+
+def with_numbers_that_are_not_finite():
+    """The final engine, with NaN in one of three requests' pages. Only that one fails, and the page is clean again."""
+    with serving("disturbed_llm(30, spoil)") as (server, client):
+        asked = [{"prompt": [number, 7, 9], "temperature": 0, "ignore_eos": True} for number in range(40, 43)]
+        results = [client.later(**one, max_tokens=200) for one in asked]
+        answers = [result() for result in results]
+        assert sorted(answer.status for answer in answers) == [200, 200, 500], answers
+        again = [client.later(**one, max_tokens=200) for one in asked]
+        assert [one().status for one in again] == [200, 200, 200]
+        server.signal()
+        code, errors = server.end()
+        assert code == 0 and "finite" in errors
+        return [answer for answer in answers if answer.status != 200]
 
 
 def not_read(tmp_path):

@@ -100,11 +100,13 @@ class EventStream(Response):
                 if scope["http_version"] == "1.1":
                     self._pieces = scope.get("state", {}).get("pieces")
                 await self._write(send, await self._send_results(send), more=False)
-            except ClientGone:
-                pass
+            except ClientGone as gone:
+                gone.__traceback__ = None  # the stream has the error, and its frames have the stream
             except TimeoutError:
                 cut(scope)
                 self.stream.stall()
+            finally:  # without cycles, a request and its prompt are freed now, and not when the collector looks
+                self.stream.sink = self.stream.lane_sink = None
 
     async def _send_results(self, send: Send) -> bytes:
         """Send results as they arrive. Returns the last frames."""
