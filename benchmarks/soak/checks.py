@@ -151,7 +151,7 @@ def _names(soak: Soak) -> list[str]:
 
 
 def throughput(soak: Soak) -> Verdict:
-    """Tokens per second of the closed loads: the last cycles beside the first ones after the warm-up."""
+    """Tokens per second of the closed loads: compare the last cycles with the first ones after the warm-up."""
     measured = soak.cycles[1:] or soak.cycles
     window = max(1, min(round(WINDOW_S / soak.cycle_s), len(measured) // 2))
     first, last = measured[:window], measured[-window:]
