@@ -12,7 +12,7 @@ from gradus.bench.statistics import median
 KEPT = 0.97  # of the first throughput, at the end
 WINDOW_S = 300.0  # of load, at the beginning and at the end
 LEAST_WINDOW_S = 100.0
-LEAST_S = 1200.0  # of a run whose memory is judged: before, the collector's oldest generation is not yet full
+LEAST_S = 1200.0  # of a run whose memory is judged: before, the tokenizer's cache of texts fills
 GROWTH = 0.01  # of a process's memory after the first quarter, and at least
 GROWTH_BYTES = 4 << 20
 XRAY_PER_S = 10.5
@@ -151,7 +151,7 @@ def _names(soak: Soak) -> list[str]:
 
 
 def throughput(soak: Soak) -> Verdict:
-    """Tokens per second of the closed loads: the last cycles beside the first ones after the warm-up."""
+    """Tokens per second of the closed loads: compare the last cycles with the first ones after the warm-up."""
     measured = soak.cycles[1:] or soak.cycles
     window = max(1, min(round(WINDOW_S / soak.cycle_s), len(measured) // 2))
     first, last = measured[:window], measured[-window:]

@@ -133,7 +133,7 @@ def _as_vllm(grammar: dict[str, Any]) -> dict[str, Any]:
 
 
 def _prompt(served: Served, kind: str, path: str, same: Random, own: Random) -> dict[str, Any]:
-    """A prompt as token ids, or as words, of which a byte-level vocabulary may need six tokens each."""
+    """A prompt as token ids, or as words. A byte-level vocabulary may need six tokens for a word."""
     in_words = path not in (GENERATE, COMPLETIONS)
     room = served.context // 8 if in_words else served.context
     length = room * 3 // 4 if kind == "long" else Lengths(2, room // 3, max(2, room // 16), 2.5).draw(same)

@@ -49,7 +49,7 @@ def whole(**changed):
 
 
 def last(**changed):
-    """Rests of which the last one is not as it should be."""
+    """Rests. The last one is not as it should be."""
     return [*whole().rests[:-1], rest(1503.0, **changed)]
 
 
@@ -58,7 +58,7 @@ def statistics(**changed):
 
 
 def grown(per_rest, name):
-    """Rests whose process has so much more memory each time."""
+    """Rests. Each time, a process has `per_rest` bytes more."""
     rests = whole().rests
     for number, one in enumerate(rests):
         one.processes[name] = replace(one.processes[name], pss=one.processes[name].pss + number * per_rest)

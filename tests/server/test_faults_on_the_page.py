@@ -231,7 +231,7 @@ def while_a_step_hangs(tmp_path):
 
 
 def without_memory(tmp_path):
-    """The final engine, of which a step asks the system for more memory than any has."""
+    """The final engine. One of its steps asks the system for more memory than any has."""
     with serving("disturbed_llm(100, starve)") as (_, client):
         results = [client.later(prompt="a", max_tokens=400, ignore_eos=True) for _ in range(2)]
         answers = [result() for result in results]

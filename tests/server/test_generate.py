@@ -256,7 +256,8 @@ def test_the_index_lists_the_routes_and_they_exist(real):
     for path, method in index["routes"].items():
         body = bodies.get(path, {"prompt": "a", "max_tokens": 1})
         path = path.replace("{name:path}", real.client.model)
-        assert real.http.request(method, path, json=body).status_code == 200, path
+        with real.http.stream(method, path, json=body) as answer:  # GET /xray has no end
+            assert answer.status_code == 200, path
 
 
 SCHEMA = {
