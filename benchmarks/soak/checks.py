@@ -12,7 +12,7 @@ from gradus.bench.statistics import median
 KEPT = 0.97  # of the first throughput, at the end
 WINDOW_S = 300.0  # of load, at the beginning and at the end
 LEAST_WINDOW_S = 100.0
-LEAST_S = 1200.0  # of a run whose memory is judged: before, the tokenizer's cache of texts fills
+LEAST_S = 1200.0  # of a run whose memory is judged: before, caches fill
 GROWTH = 0.01  # of a process's memory after the first quarter, and at least
 GROWTH_BYTES = 4 << 20
 XRAY_PER_S = 10.5

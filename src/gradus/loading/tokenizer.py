@@ -32,6 +32,10 @@ LONG_TEXT = 4096
 
 PLAIN_TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"  # of random models
 
+UNCUT = 0
+"""Words that the library keeps with their tokens, where a text is not cut into words: none. It would keep 10,000 short
+texts, in 50 MB, and hardly any comes twice."""
+
 
 class Tokenizer:
     """A model's tokenizer and chat templates.
@@ -77,7 +81,8 @@ class Tokenizer:
     def of_bytes(cls) -> "Tokenizer":
         """Make a tokenizer with one token per byte, for random weights: text works, and its length is obvious."""
         alphabet = _byte_alphabet()
-        backend = tokenizers.Tokenizer(models.BPE(vocab={alphabet[byte]: byte for byte in range(256)}, merges=[]))
+        vocab = {alphabet[byte]: byte for byte in range(256)}
+        backend = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[], cache_capacity=UNCUT))
         backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         backend.decoder = decoders.ByteLevel()
         return cls(backend, chat_template=ChatTemplate(PLAIN_TEMPLATE))

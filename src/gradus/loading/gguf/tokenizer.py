@@ -17,7 +17,7 @@ from gradus.errors import CheckpointError
 from gradus.loading.gguf.file import GGUFFile
 from gradus.loading.quoting import quoted
 from gradus.loading.templates import DEFAULT, ChatTemplates, Source, read_templates
-from gradus.loading.tokenizer import SPACE, Tokenizer, begin_texts_with, building
+from gradus.loading.tokenizer import SPACE, UNCUT, Tokenizer, begin_texts_with, building
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 
@@ -230,6 +230,7 @@ def _sentencepiece(parts: _Parts, merges: list[tuple[str, str]], prefixed: bool)
             unk_token=unknown,
             fuse_unk=True,
             byte_fallback=has_bytes,
+            cache_capacity=UNCUT,
         )
     )
     steps: list[normalizers.Normalizer] = [normalizers.Prepend(SPACE)] if prefixed else []
