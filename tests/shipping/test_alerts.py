@@ -36,8 +36,6 @@ def test_an_alert_says_how_bad_it_is_and_what_to_do(alert):
 
 def test_the_page_for_operators_has_a_section_per_alert():
     page = ROOT / "docs" / "operations.md"
-    if not page.exists():
-        pytest.skip("the page is not written yet")
     sections = re.findall(r"(?m)^#+ (\w+)$", page.read_text(encoding="utf-8"))
     assert ALERTS.keys() <= {*sections}
 
