@@ -13,7 +13,8 @@ from gradus.bench.run import script
 from gradus.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
-SCRIPTS = sorted(path for path in (ROOT / "benchmarks").rglob("*.py") if "__main__" in path.read_text(encoding="utf-8"))
+RUN = 'if __name__ == "__main__":'
+SCRIPTS = sorted(path for path in (ROOT / "benchmarks").rglob("*.py") if RUN in path.read_text(encoding="utf-8"))
 
 
 def test_a_mistake_becomes_one_line_and_the_exit_code_of_one(monkeypatch, capsys):

@@ -70,7 +70,7 @@ def test_an_engine_starts_again_although_the_folder_of_temporary_files_was_gone(
         shutil.rmtree(folder)
         pid = server.engine_pid()
         os.kill(pid, signal.SIGKILL)
-        assert eventually(lambda: client.get().status == 200 and client.stats()["restarts"] > 0, 30)
+        assert eventually(lambda: client.stats()["restarts"] > 0 and client.get().status == 200, 30)
         assert client.post(prompt="a", max_tokens=3).status == 200 and server.engine_pid() != pid
 
 
