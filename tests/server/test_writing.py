@@ -4,6 +4,7 @@ import json
 import re
 import socket
 import ssl
+import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 from gradus.server.api.completions import CompletionsEncoder
 from gradus.server.api.generate import GenerateEncoder
 from gradus.server.serve import LOOP
-from gradus.server.writing.outbox import Outbox
+from gradus.server.writing.outbox import PATIENCE_S, Outbox
 from tests.server.conftest import eventually, running
 from tests.server.scripted import ScriptedCore
 from tests.server.test_results import frames_of, unchunked
@@ -196,6 +197,28 @@ def test_a_process_that_hangs_is_given_up(many, serving):
     for connection in connections:
         connection.close()
     assert eventually(server.idle) and server.health() == 200
+
+
+@pytest.mark.parametrize("loop", ["asyncio", LOOP])
+def test_an_event_loop_that_stood_still_cuts_no_connection(many, serving, monkeypatch, loop):
+    """When it goes on, it reads the answer that is there before it judges how long that took."""
+    monkeypatch.setattr("gradus.server.serve.LOOP", loop)
+    server = serving(engine())
+    warm(server)
+    send_batch, pauses = Outbox._send, [PATIENCE_S + 0.2]
+
+    def send_and_pause(outbox):
+        send_batch(outbox)
+        if outbox._under_way and pauses:
+            time.sleep(pauses.pop())
+
+    monkeypatch.setattr(Outbox, "_send", send_and_pause)
+    connections = [post(server, "/generate", {"prompt": "a", "max_tokens": 100}) for _ in range(4)]
+    texts = [unchunked(connection) for connection in connections]
+    for connection in connections:
+        connection.close()
+    assert not pauses and server.client.outbox.ready
+    assert all(b'"finish_reason":"length"' in text for text in texts)
 
 
 def test_the_process_ends_with_the_server(many):
