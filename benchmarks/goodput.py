@@ -18,7 +18,6 @@ and loose limits.
 import argparse
 import json
 import sys
-import tempfile
 import time
 from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
@@ -36,6 +35,7 @@ from benchmarks.server_beside_vllm import (
     Server,
     free_port,
     our_command,
+    run_with,
     serving,
     vllm_command,
     write,
@@ -240,21 +240,12 @@ def main() -> int:
     parser.add_argument(
         "--tokenizer", default="qwen2.5-coder-0.5b", help="the model, or folder, whose tokenizer both read"
     )
-    parser.add_argument("--folder", type=Path, help="where to keep the checkpoint that both read")
     parser.add_argument("--parts", type=lambda text: text.split(","), default=[RATE, USERS], help="as in rate,users")
     parser.add_argument("--blocks", type=lambda text: text.split(","), default=["A1", "B"], help="as in A1,B,A2")
     parser.add_argument("--first-rate", type=float, help="requests per second to begin the search with")
     parser.add_argument("--sequences", type=int, default=SEQUENCES, help="that a server runs at once")
     parser.add_argument("--repeats", type=int, default=2, help="of each number of users, after one that is not counted")
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--quick", action="store_true", help="a rehearsal: a few short requests and loose limits")
-    parser.add_argument("--commit", help="the measured commit; by default the one checked out")
-    parser.add_argument("--out", type=Path, required=True)
-    options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as scratch:
-        print(run(options, options.folder or Path(scratch) / options.shape))
-    return 0
+    return run_with(parser, run)
 
 
 if __name__ == "__main__":

@@ -433,14 +433,20 @@ def main() -> int:
     parser.add_argument("--vllm", type=Path, help="the folder that vLLM was unpacked in")
     parser.add_argument("--shape", default="smollm2-135m", help="as in smollm2-135m or qwen3-0.6b")
     parser.add_argument("--tokenizer", default="smollm2-135m", help="the model, or folder, whose tokenizer both read")
-    parser.add_argument("--folder", type=Path, help="where to keep the checkpoint that both read")
     parser.add_argument("--kept", action="store_true", help="measure what HTTP keeps of Python's rate instead")
     parser.add_argument("--rows", type=lambda text: text.split(";"), default=[*ROWS], help="; between them")
     parser.add_argument("--blocks", type=lambda text: text.split(","), default=[*BLOCKS], help="as in A1,B,A2")
     parser.add_argument("--repeats", type=int, default=3)
+    return run_with(parser, run)
+
+
+def run_with(parser: argparse.ArgumentParser, run: Callable[[argparse.Namespace, Path], str]) -> int:
+    """Add the options that benchmarks of servers have in common, run one, and print its tables. run: gets the options,
+    and a folder for the checkpoint."""
+    parser.add_argument("--folder", type=Path, help="where to keep the checkpoint that the servers read")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--quick", action="store_true", help="a rehearsal: three streams of a few tokens")
+    parser.add_argument("--quick", action="store_true", help="a rehearsal: a few short requests")
     parser.add_argument("--commit", help="the measured commit; by default the one checked out")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()

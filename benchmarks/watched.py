@@ -16,7 +16,6 @@ is a process of its own that reads all events and counts them. The share kept is
 import argparse
 import http.client
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -36,6 +35,7 @@ from benchmarks.server_beside_vllm import (
     free_port,
     judged,
     our_command,
+    run_with,
     serve_load,
     serving,
     write,
@@ -176,19 +176,10 @@ def main() -> int:
     parser.add_argument(
         "--tokenizer", default="qwen2.5-coder-0.5b", help="the model, or folder, whose tokenizer it has"
     )
-    parser.add_argument("--folder", type=Path, help="where to keep the checkpoint")
     parser.add_argument("--streams", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=4, help="requests that each stream sends in a round")
     parser.add_argument("--repeats", type=int, default=8, help="pairs of rounds")
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--quick", action="store_true", help="a rehearsal: three streams of a few tokens")
-    parser.add_argument("--commit", help="the measured commit; by default the one checked out")
-    parser.add_argument("--out", type=Path, required=True)
-    options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as scratch:
-        print(run(options, options.folder or Path(scratch) / options.shape))
-    return 0
+    return run_with(parser, run)
 
 
 if __name__ == "__main__":

@@ -152,3 +152,10 @@ def test_a_real_server_answers_every_route():
             assert trial.good == 1.0, {answer.detail for answer in trial.answers}
             assert [answer.tokens for answer in trial.answers] == [job.output for job in trial.jobs]
             assert text or [answer.prompt_tokens for answer in trial.answers] == [len(job.prompt) for job in trial.jobs]
+
+
+def test_clients_read_the_key_that_servers_read():
+    from gradus.load.asking import target
+    from gradus.server.http import keys
+
+    assert target.KEY == keys.VARIABLE

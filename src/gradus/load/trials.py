@@ -16,7 +16,7 @@ from gradus.load.asking.routes import BACKENDS, Writing, route_at
 from gradus.load.asking.target import Target
 from gradus.load.jobs.arrivals import at_random, growing, in_bursts
 from gradus.load.jobs.job import Job
-from gradus.load.jobs.mix import Mix
+from gradus.load.jobs.mix import Mix, random_ids
 from gradus.load.jobs.traces import read_trace
 from gradus.load.measurements import summary
 from gradus.load.objective import Objective
@@ -100,7 +100,7 @@ class Trials:
         ends, limit = time.monotonic() + SETTLE_S, 0.5 * (self.objective.ttft or 1.0)
         random = Random(f"{self.seed} settle {time.monotonic()}")
         while time.monotonic() < ends:
-            job = Job(0.0, tuple(int(random.random() * self.vocab_size) for _ in range(8)), 1)
+            job = Job(0.0, random_ids(random, 8, self.vocab_size), 1)
             (answer,) = run(self.target, self.writing, [job], Rules(timeout=SETTLE_S)).answers
             if not answer.error and answer.ttft <= limit:
                 return
@@ -164,8 +164,8 @@ def jobs_of(settings: LoadSettings, vocab_size: int, rate: float, count: int, sa
     if settings.mixed:  # answer i of n has i / n of the tokens, rounded up
         jobs = [replace(job, output=-(-mix.output.high * n // count)) for n, job in enumerate(jobs, start=1)]
     if settings.long:
-        ids = Random(f"{seed} long").random
-        jobs.append(Job(0.0, tuple(int(ids() * vocab_size) for _ in range(settings.long)), mix.output.high, late=True))
+        prompt = random_ids(Random(f"{seed} long"), settings.long, vocab_size)
+        jobs.append(Job(0.0, prompt, mix.output.high, late=True))
     return jobs
 
 

@@ -284,7 +284,6 @@ class EngineClient:
             self.encoding,
             settings,
             states,
-            asleep=self.state in ("asleep", "waking"),
         )
 
     # -- watchers: see `gradus.server.xray.watchers.Engine` -----------------------------------------------------------

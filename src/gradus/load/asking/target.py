@@ -14,7 +14,7 @@ from gradus.server.addresses import host_alone
 if TYPE_CHECKING:
     from http.client import HTTPConnection
 
-KEY = "GRADUS_API_KEY"
+KEY = "GRADUS_API_KEY"  # as in gradus.server.http.keys, whose imports would take a client 100 ms
 CONSENT = "--yes-this-server-is-mine"
 TIMEOUT_S = 30.0
 LOOK_S = 0.2  # between two looks at a server that is loading

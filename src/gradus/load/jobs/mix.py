@@ -53,7 +53,7 @@ class Mix:
         """
         lengths, ids = Random(f"{seed} lengths"), Random(f"{seed} ids")
         same = Random(f"{beginnings or seed} beginnings")
-        kept = [_ids(same, self.beginning, vocab_size) for _ in range(self.beginnings)]
+        kept = [random_ids(same, self.beginning, vocab_size) for _ in range(self.beginnings)]
         jobs = []
         for at in times:
             begin = kept[int(lengths.random() * len(kept))] if kept and lengths.random() < self.shared else ()
@@ -61,12 +61,12 @@ class Mix:
             if begin and not self.within:
                 length = min(self.most_prompt, length + len(begin))
             begin = begin[:length]
-            prompt = (*begin, *_ids(ids, length - len(begin), vocab_size))
+            prompt = (*begin, *random_ids(ids, length - len(begin), vocab_size))
             jobs.append(Job(at, prompt, self.output.draw(lengths)))
         return jobs
 
 
-def _ids(random: Random, count: int, vocab_size: int) -> tuple[int, ...]:
+def random_ids(random: Random, count: int, vocab_size: int) -> tuple[int, ...]:
     draw = random.random
     return tuple([int(draw() * vocab_size) for _ in range(count)])
 

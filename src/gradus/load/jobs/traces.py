@@ -13,6 +13,7 @@ from typing import Any
 
 from gradus.errors import ConfigError
 from gradus.load.jobs.job import Job
+from gradus.load.jobs.mix import random_ids
 
 BLOCK = 512  # tokens per entry of hash_ids
 MOST_TOKENS = 1_000_000
@@ -67,13 +68,8 @@ def _prompt(row: dict[str, Any], where: str, vocab_size: int, own: str, shared: 
         names = [(f"prefix {row['prefix_id']}", _count(row, where, "prefix_length"))]
     ids: list[int] = []
     for name, size in names:
-        ids += _ids(f"{shared} block {name}", min(size, length - len(ids)), vocab_size)
-    return tuple(ids + _ids(f"{own} rest", length - len(ids), vocab_size))
-
-
-def _ids(seed: str, count: int, vocab_size: int) -> list[int]:
-    random = Random(seed).random
-    return [int(random() * vocab_size) for _ in range(count)]
+        ids += random_ids(Random(f"{shared} block {name}"), min(size, length - len(ids)), vocab_size)
+    return (*ids, *random_ids(Random(f"{own} rest"), length - len(ids), vocab_size))
 
 
 def _number(row: dict[str, Any], where: str, name: str) -> float:

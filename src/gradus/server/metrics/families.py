@@ -27,7 +27,7 @@ Value = float | Distribution | Mapping[tuple[str, ...], float]
 class Source:
     """The source of all values. model: its name. context_length: the model's; 0 while it loads. encoding: how many of
     the samples that wait do so for their prompt to be encoded. settings: the engine's. states: each that the engine may
-    be in, and whether it is. asleep: whether no engine is loaded, because there was nothing to do."""
+    be in, and whether it is."""
 
     model: str
     metrics: Metrics
@@ -39,7 +39,11 @@ class Source:
     encoding: int = 0
     settings: Mapping[str, Any] = field(default_factory=dict)
     states: Mapping[str, bool] = field(default_factory=dict)
-    asleep: bool = False
+
+    @property
+    def asleep(self) -> bool:
+        """Whether no engine is loaded, because there was nothing to do."""
+        return any(self.states.get(state) for state in ("asleep", "waking"))
 
 
 @dataclass(frozen=True, slots=True)
