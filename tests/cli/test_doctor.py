@@ -87,7 +87,8 @@ def test_it_says_where_the_number_of_free_memory_comes_from(monkeypatch):
 
 def test_the_kernels_of_a_cpu_are_described(monkeypatch):
     pytest.importorskip("numba")
-    from gradus.kernels.cpu import byte_products, kept
+    from gradus.kernels.cpu import byte_products
+    from gradus.kernels.cpu.kept import code as kept
 
     for name, place, seen in [
         ("avx2", "/place", ("int8 by avx2", "code is kept in /place")),
@@ -102,7 +103,7 @@ def test_the_kernels_of_a_cpu_are_described(monkeypatch):
 
 def test_a_place_for_code_that_others_may_write_to_is_named(monkeypatch):
     pytest.importorskip("numba")
-    from gradus.kernels.cpu import kept
+    from gradus.kernels.cpu.kept import code as kept
 
     monkeypatch.setattr(kept, "place_of", lambda kernel: None)
     monkeypatch.setattr(kept, "danger_to", lambda kernel: "other users may write to /place")

@@ -14,12 +14,17 @@ pytest.importorskip("numba")
 
 from numba.core import event
 
+from gradus.assembly import checkpoint
 from gradus.execution import compiled
 from gradus.execution.compiled import CompiledPass, alone, announced, together
 from gradus.execution.passes import TorchPass
+from gradus.kernels.cpu.kept.shown import shown
+from gradus.kernels.cpu.kept.turn import WAIT
+from gradus.kernels.cpu.kept.watch import watched
 from gradus.kernels.cpu.matrix import Unsupported
 from gradus.kernels.cpu.model import Stages
 from gradus.kernels.cpu.rows import UNKNOWN
+from gradus.loading.progress import Silent
 from gradus.models import create_model
 from gradus.models.families import llama
 from gradus.models.heads import Heads
@@ -285,10 +290,73 @@ def test_compiling_is_announced_where_it_takes_long(place, words, monkeypatch, c
     assert [record.getMessage() for record in caplog.records] == [words]
     caplog.clear()
     monkeypatch.setattr(compiled, "NOTICEABLE_S", 60)
+    before = set(threading.enumerate())
     with announced(), event.trigger_event("numba:compile"):
-        (notice,) = [thread for thread in threading.enumerate() if isinstance(thread, threading.Timer)]
-    notice.join(20)
-    assert not notice.is_alive() and not caplog.records
+        (clock,) = set(threading.enumerate()) - before
+    assert not clock.is_alive() and not caplog.records
+
+
+def said(caplog, lines: int) -> list[str]:
+    """What the log says once it has so many lines, without the seconds."""
+    while len(caplog.records) < lines:
+        time.sleep(0.01)
+    return [record.getMessage().rsplit(" (", 1)[0] for record in caplog.records]
+
+
+def watched_quickly(first_s, say):
+    return watched(0.02, say, every_s=0.02)
+
+
+def test_a_long_compilation_says_how_far_it_is(monkeypatch, caplog):
+    monkeypatch.setattr(compiled, "watched", watched_quickly)
+    monkeypatch.setattr(compiled, "LINES_S", 1)
+    with announced(), event.trigger_event("numba:compile"):
+        said(caplog, 1)
+        for _ in range(40):
+            with event.trigger_event("numba:compile"):
+                pass
+        first, *_, last = said(caplog, len(caplog.records) + 2)
+    assert first.endswith("CPU kernels: once, for some seconds")
+    assert last == "compiling the CPU kernels: 40 of about 156 functions"
+
+
+def test_a_wait_for_another_process_names_it(monkeypatch, caplog):
+    monkeypatch.setattr(compiled, "watched", watched_quickly)
+    monkeypatch.setattr(compiled, "LINES_S", 1)
+    with announced(), event.trigger_event(WAIT, data=1234):
+        assert said(caplog, 2)[:2] == ["waiting for the process 1234 that compiles the same kernels"] * 2
+
+
+class Recorded(Silent):
+    def __init__(self):
+        self.begun, self.done = [], 0
+
+    def begin(self, task, total):
+        self.begun.append((task, total))
+        self.done = 0
+
+    def advance(self, amount):
+        self.done += amount
+
+
+def test_a_front_end_shows_how_far_a_compilation_is(monkeypatch, caplog):
+    """The log then says once that kernels are compiled. The last function is done when all is."""
+    monkeypatch.setattr(compiled, "watched", watched_quickly)
+    progress = Recorded()
+    with checkpoint._compiling(progress), announced():
+        with event.trigger_event(WAIT, data=1234):
+            while not progress.begun:
+                time.sleep(0.01)
+        with event.trigger_event("numba:compile"):
+            for _ in range(200):
+                with event.trigger_event("numba:compile"):
+                    pass
+            while progress.done < 155:
+                time.sleep(0.01)
+    waits = ("waiting for the process 1234 that compiles the same kernels", None)
+    assert progress.begun == [waits, ("compiling the CPU kernels", 156)] and progress.done == 155
+    assert len(caplog.records) == 1
+    assert shown.get() is None
 
 
 def test_a_slow_start_that_compiles_nothing_announces_nothing(monkeypatch, caplog):

@@ -1,7 +1,8 @@
 """Builds an engine from a checkpoint: a phase's, or the final one with a cache sized for the free memory."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from gradus.engine.engine import Engine
 from gradus.errors import ConfigError
 from gradus.execution.memory.plan import memory_plan
 from gradus.kernels import cpu
+from gradus.kernels.cpu.kept.shown import FUNCTIONS, Compiling, shown
 from gradus.loading import Checkpoint, Progress, as_asked, load_model, open_checkpoint
 from gradus.models import Model
 from gradus.models.precision import AS_ASKED, Precision, resolve_precision
@@ -80,7 +82,8 @@ def assemble(
             model = load(checkpoint, precision)
             if progress is not None:
                 progress.begin("preparing the kernels", None)
-            engine = build_final(model, config, _capturing(progress), drafter, grammars, prefixes=prefixes)
+            with _compiling(progress):
+                engine = build_final(model, config, _capturing(progress), drafter, grammars, prefixes=prefixes)
             plan.check_room(device)
     return engine, config
 
@@ -165,3 +168,25 @@ def _capturing(progress: Progress | None) -> Callable[[int, int], None]:
             progress.advance(1)
 
     return report
+
+
+@contextmanager
+def _compiling(progress: Progress | None) -> Iterator[None]:
+    """Show the progress of compiling a CPU's kernels, where something shows it."""
+    told = Compiling(0, 0.0, -1)
+
+    def report(now: Compiling) -> None:
+        nonlocal told
+        assert progress is not None
+        if now.task != told.task:
+            progress.begin(now.task, FUNCTIONS if now.compiler is None else None)
+            told = now._replace(done=0)
+        done = min(now.done, FUNCTIONS - 1)  # the last one is compiled when all is
+        progress.advance(done - told.done)
+        told = now._replace(done=done)
+
+    token = shown.set(None if progress is None else report)
+    try:
+        yield
+    finally:
+        shown.reset(token)

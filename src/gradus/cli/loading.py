@@ -27,9 +27,12 @@ class Announced(Bars):
             logs.announce(self._config, task, sys.stderr)
         super().begin(task, total)
 
+    def say(self, line: str) -> None:
+        logs.announce(self._config, line, sys.stderr)
+
 
 def open_tokenizer(config: "ServerConfig", progress: Progress) -> "Tokenizer | None":
-    with Bars() as bars:
+    with Announced(config) as bars:
         return loading.open_tokenizer(config, Both(bars, progress))
 
 

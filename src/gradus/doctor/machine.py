@@ -243,7 +243,7 @@ def _cpu_kernels() -> str:
     from gradus.kernels.cpu import byte_products
     from gradus.kernels.cpu.decode_step import run
     from gradus.kernels.cpu.elementary import exp_of
-    from gradus.kernels.cpu.kept import danger_to, place_of
+    from gradus.kernels.cpu.kept.code import danger_to, place_of
 
     if abs(exp_of(1.0) - math.e) > 1e-6:
         raise RuntimeError("numba compiles wrongly on this processor")
@@ -345,7 +345,7 @@ def _unsafe_code() -> list[Finding]:
     if cpu.missing():
         return []
     from gradus.kernels.cpu.decode_step import run
-    from gradus.kernels.cpu.kept import danger_to
+    from gradus.kernels.cpu.kept.code import danger_to
 
     danger = danger_to(run)
     advice = "chmod go-w it, or name a folder of your own in NUMBA_CACHE_DIR"

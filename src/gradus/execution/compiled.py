@@ -11,6 +11,7 @@ import logging
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import count
 
 import numpy as np
 import torch
@@ -23,7 +24,9 @@ from gradus.engine.plan import Column, Plan
 from gradus.execution.passes import TorchPass, kept
 from gradus.kernels.cpu.activations import MOST_ROWS
 from gradus.kernels.cpu.decode_step import run
-from gradus.kernels.cpu.kept import place_of, watched
+from gradus.kernels.cpu.kept.code import place_of
+from gradus.kernels.cpu.kept.shown import FUNCTIONS, Compiling, shown
+from gradus.kernels.cpu.kept.watch import watched
 from gradus.kernels.cpu.model import DecodeModel, KernelLinear
 from gradus.kernels.cpu.rows import most_rows
 from gradus.kernels.step.plain import spans_of, write_drawn
@@ -35,6 +38,7 @@ from gradus.scheduling.draft_shapes import DraftShape
 log = logging.getLogger(__name__)
 
 NOTICEABLE_S = 1.0
+LINES_S = 4  # between two lines of the log about a compilation
 _caller = threading.local()  # threads: torch's thread count for this thread outside `alone`; None outside any `alone`
 
 
@@ -185,15 +189,31 @@ def together() -> Iterator[None]:
 @contextmanager
 def announced() -> Iterator[None]:
     """Log that kernels are being compiled, where that takes long: a later start reads them from disk, and logs nothing.
+    Say how far it is, in the log unless a front end shows it (`shown`).
 
     Where no folder can be written, every start compiles.
     """
+    show, lines = shown.get(), count()
 
-    def say() -> None:
-        if place_of(run):
-            log.warning("compiling the CPU kernels: once, for some seconds")
-        else:
-            log.warning("compiling the CPU kernels for some seconds, as at every start: no folder can be written to")
+    def say(now: Compiling) -> None:
+        line = next(lines)
+        if line == 0:
+            log.warning("%s", _reason(now))
+        elif show is None and line % LINES_S == 0:
+            part = f": {min(now.done, FUNCTIONS)} of about {FUNCTIONS} functions" if now.compiler is None else ""
+            log.warning("%s%s (%.0f s)", now.task, part, now.seconds)
+        if show is not None:
+            show(now)
 
     with watched(NOTICEABLE_S, say):
         yield
+
+
+def _reason(now: Compiling) -> str:
+    if now.compiler is not None:
+        return now.task
+    return (
+        f"{now.task}: once, for some seconds"
+        if place_of(run)
+        else (f"{now.task} for some seconds, as at every start: no folder can be written to")
+    )

@@ -15,7 +15,7 @@
     int4/              products of matrices in 4 bits
     gguf/              products of matrices in the blocks of a GGUF file
     experts/           the stages of a mixture of experts, and the experts of a prompt
-    kept.py            compiled code on disk
+    kept/              compiled code on disk, and who compiles it
 
 There is no `prange` in here, nor any other region that numba parallelizes: numba would fuse two consecutive ones, and
 compute something else.

@@ -49,7 +49,7 @@ from gradus.kernels.cpu.elementary import (
 from gradus.kernels.cpu.experts.choice import DOWN_COLUMNS, UP_COLUMNS, Room
 from gradus.kernels.cpu.experts.stages import add_up, divide_experts, multiply_group
 from gradus.kernels.cpu.greedy import NOTHING, token, winner
-from gradus.kernels.cpu.kept import kept, sources
+from gradus.kernels.cpu.kept.code import kept, sources
 from gradus.kernels.cpu.machine import FLAGS, load
 from gradus.kernels.cpu.product import multiply
 from gradus.kernels.cpu.team import BETWEEN_STEPS, FIRST, OVER, PATIENCE, WITHIN_STEP, finish, open_step, take, wait

@@ -15,7 +15,7 @@ from gradus.kernels.cpu.activations import in_panels
 from gradus.kernels.cpu.byte_products import HAS_PRODUCT, IN_BYTES
 from gradus.kernels.cpu.gguf.blocks import block_dot, block_dot_bytes, block_widen
 from gradus.kernels.cpu.gguf.panels import multiply_bytes
-from gradus.kernels.cpu.kept import kept, sources
+from gradus.kernels.cpu.kept.code import kept, sources
 from gradus.kernels.cpu.machine import FLAGS, address
 from gradus.kernels.cpu.matrix import NAMES
 from gradus.kernels.cpu.outer import BESIDE, PANEL, multiply_panels

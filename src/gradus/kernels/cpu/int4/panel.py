@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gradus.kernels.cpu.int4.tile import int4_widen
-from gradus.kernels.cpu.kept import kept, sources
+from gradus.kernels.cpu.kept.code import kept, sources
 from gradus.quantization.int4 import LANES, PLANES, Int4Linear
 from gradus.quantization.linear import PIECE, PLANE
 
