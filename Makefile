@@ -132,7 +132,9 @@ nightly: $(TEST_READY)
 
 # Every page anew, and every warning an error: a broken link or anchor ends it.
 book: $(BOOK_READY)
-	$(IN) sphinx --fresh-env --fail-on-warning --keep-going --quiet --conf-dir book --doctree-dir build/doctrees . build/book
+	@echo 'Building the book (a minute or two) …'
+	@$(call alive,building the book) $(IN) sphinx --fresh-env --fail-on-warning --keep-going --quiet --conf-dir book \
+	  --doctree-dir build/doctrees . build/book; status=$$?; kill $$alive 2> /dev/null; exit $$status
 	@echo 'build/book/index.html'
 
 # The wheel is built from the sdist, so that an sdist that lacks a file is noticed.
@@ -157,19 +159,29 @@ INSTALL := $(IN) pip install --no-compile --disable-pip-version-check --constrai
 
 # pip says what it collects and downloads, and unpacks PyTorch without a word: that looks like a hang. The loop ends with
 # its shell, however that ends.
+alive = while sleep 4 > /dev/null 2>&1 && kill -0 $$$$ 2> /dev/null; do echo '… still $(1)'; done & alive=$$!;
+
 comma := ,
 define install
 @echo 'Installing into $(VENV)$(2) (once, for half a minute or more) …'
-@while sleep 4 > /dev/null 2>&1 && kill -0 $$$$ 2> /dev/null; do echo '… still installing'; done & alive=$$!; \
-  $(INSTALL) --editable '$(1)'; status=$$?; kill $$alive 2> /dev/null; exit $$status
+@$(call alive,installing) $(INSTALL) --editable '$(1)'; status=$$?; kill $$alive 2> /dev/null; exit $$status
+endef
+
+# A CPU's kernels are compiled while the model is fetched and the server starts. Whatever needs them meanwhile waits for
+# this process, and compiles them itself if it fails.
+define compile
+@[ '$(CPU)' != 1 -a -n "$$(command -v nvidia-smi)" ] || \
+  $(GRADUS) generate --model random:tiny-llama --device cpu --max-tokens 1 x > /dev/null 2>&1 < /dev/null &
 endef
 
 $(SERVE_READY): pyproject.toml constraints.txt setup.py $(TORCH_READY)
 	$(call install,.[server])
+	$(compile)
 	@touch $@
 
 $(TEST_READY): pyproject.toml constraints.txt setup.py $(TORCH_READY)
 	$(call install,.[dev],$(comma) with what the tests need)
+	$(compile)
 	@touch $(SERVE_READY) $@
 
 $(BOOK_READY): pyproject.toml constraints.txt setup.py $(TORCH_READY)

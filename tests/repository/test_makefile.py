@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -169,7 +170,7 @@ def machine(folder):
     (folder / "commands" / "nvidia-smi").unlink()
     command(folder, "uname", LINUX)
     command(folder, "python3.14", WORKING)
-    for name in ("sh", "dirname", "basename", "mkdir", "cp", "touch", "grep", "make", "cat"):
+    for name in ("sh", "dirname", "basename", "mkdir", "cp", "touch", "grep", "make", "cat", "echo", "sleep"):
         (folder / "commands" / name).symlink_to(shutil.which(name))
     return folder
 
@@ -222,6 +223,30 @@ def test_serve_installs_what_serving_needs_pulls_and_serves(folder):
     assert again == ["python -m gradus pull smollm2-135m", "python -m gradus serve --model smollm2-135m"]
 
 
+KERNELS = "python -m gradus generate --model random:tiny-llama --device cpu --max-tokens 1 x"
+
+
+@pytest.mark.parametrize("target", ["serve", "course"])
+def test_a_cpu_s_kernels_are_compiled_once_while_the_model_is_fetched(machine, target):
+    first = settled(machine, target)
+    assert KERNELS in first and "python -m gradus pull smollm2-135m" in first
+    assert KERNELS not in settled(machine, target)
+
+
+@pytest.mark.parametrize(("arguments", "compiles"), [((), False), (("CPU=1",), True)])
+def test_with_a_gpu_they_are_compiled_where_it_is_not_used(machine, arguments, compiles):
+    command(machine, "nvidia-smi", "#!/bin/sh\n")
+    assert (KERNELS in settled(machine, "serve", *arguments)) == compiles
+
+
+def settled(folder: Path, *arguments: str) -> list[str]:
+    """What the stand-ins were asked, also by what make leaves running for a moment."""
+    done, _ = make(folder, *arguments, path="")
+    assert done.returncode == 0, done.stderr
+    time.sleep(0.5)
+    return (folder / "log").read_text().splitlines()
+
+
 def test_course_installs_what_checks_need_and_pulls_the_lessons_model(folder):
     command(folder, "python3.14", WORKING)
     done, asked = make(folder, "course")
@@ -243,6 +268,17 @@ def test_test_lints_and_tests_and_sets_up_once(folder):
     again = make(folder, "test")[1]
     assert again[:2] == checks[:2] and sorted(again[2:]) == sorted([checks[2], tests])
     assert "pip install" not in " ".join(make(folder, "serve")[1]), "what tests need includes what serving needs"
+
+
+def test_the_book_says_that_it_is_still_being_built(folder):
+    slow = WORKING.replace('  "-c "*)', '  "-m sphinx") sleep 5 ;;\n  "-c "*)')
+    command(folder, "python3.14", slow)
+    done, _ = make(folder, "book")
+    assert done.returncode == 0 and "… still building the book" in done.stdout
+    command(folder, "python3.14", slow.replace("sleep 5", "status=3"))
+    shutil.rmtree(folder / ".venv")
+    failed, _ = make(folder, "book")
+    assert failed.returncode == 2 and "build/book/index.html" not in failed.stdout
 
 
 def test_the_book_s_set_up_is_not_the_one_for_serving(folder):

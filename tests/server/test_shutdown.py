@@ -212,13 +212,16 @@ def test_listening_beyond_loopback_without_keys_comes_with_a_warning():
         assert "listening on 0.0.0.0 without API keys (--no-auth)" in errors
 
 
-def test_a_busy_port_is_one_line():
+@pytest.mark.parametrize("advice", ["", '; with make: ARGS="--port 9000"'])
+def test_a_busy_port_is_one_line(advice, monkeypatch):
+    monkeypatch.setenv("MAKELEVEL", "1") if advice else monkeypatch.delenv("MAKELEVEL", raising=False)
     with socket.create_server(("127.0.0.1", 0)) as taken, Process(port=taken.getsockname()[1]) as server:
         code, errors = server.end()
         assert code == 2
         port = taken.getsockname()[1]
         assert errors == (
-            f"gradus: cannot listen on 127.0.0.1 port {port}: address already in use; choose another --host or --port\n"
+            f"gradus: cannot listen on 127.0.0.1 port {port}: address already in use; choose another --host or --port"
+            f"{advice}\n"
         )
 
 

@@ -85,9 +85,10 @@ def bind(config: ServerConfig, *, shared: bool = False) -> socket.socket:
         bound.bind(address)
     except OSError as error:
         reason = error.strerror or str(error)
-        raise ConfigError(
-            f"cannot listen on {config.host} port {config.port}: {reason.lower()}; choose another --host or --port"
-        ) from error
+        advice = "choose another --host or --port"
+        if "MAKELEVEL" in os.environ:
+            advice += '; with make: ARGS="--port 9000"'
+        raise ConfigError(f"cannot listen on {config.host} port {config.port}: {reason.lower()}; {advice}") from error
     return bound
 
 

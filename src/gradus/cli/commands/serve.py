@@ -80,7 +80,10 @@ def serve(
     if dry_run:
         _plan(settings, json)
         return 0
-    from gradus.server.serve import serve as run
+    from gradus.cli.progress import working
+
+    with working("starting"):
+        from gradus.server.serve import serve as run
 
     try:
         return run(settings, loader="gradus.cli.loading")
