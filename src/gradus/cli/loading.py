@@ -3,7 +3,7 @@
 import sys
 from typing import TYPE_CHECKING
 
-from gradus.cli.progress import Bars
+from gradus.cli.progress import SOON_S, Bars
 from gradus.loading.progress import Both, Progress
 from gradus.server import logs
 from gradus.server.engine import loading
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 class Announced(Bars):
     """Bars, and a line that stays once the model is being loaded: by then all settings have been checked."""
+
+    every_s = SOON_S
 
     def __init__(self, config: "ServerConfig") -> None:
         super().__init__()

@@ -27,13 +27,16 @@ from gradus.loading.progress import FEW, Stage
 LINES_S = 4.0
 """Between two lines about the same wait, where there is no terminal."""
 
+SOON_S = 2.0
+"""The same for a server, which starts in several processes, one after the other."""
+
 
 class Lines:
-    """Prints a line about a wait that lasts, every `LINES_S` until `end`."""
+    """Prints a line about a wait that lasts, every `every_s` until `end`."""
 
-    def __init__(self, what: Callable[[], str], say: Callable[[str], None]) -> None:
+    def __init__(self, what: Callable[[], str], say: Callable[[str], None], every_s: float) -> None:
         """what: describes the wait, from another thread. say: prints the line."""
-        self._what, self._say = what, say
+        self._what, self._say, self._every_s = what, say, every_s
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="lines about a wait", daemon=True)
         self._since = time.monotonic()
@@ -48,7 +51,7 @@ class Lines:
         self._thread.join()
 
     def _run(self) -> None:
-        while not self._ended.wait(LINES_S):
+        while not self._ended.wait(self._every_s):
             self._say(f"… {self._what()} ({time.monotonic() - self._since:.0f} s)")
 
 
@@ -59,11 +62,11 @@ def to_stderr(line: str) -> None:
 
 
 @contextmanager
-def working(what: str) -> Iterator[None]:
+def working(what: str, every_s: float | None = None) -> Iterator[None]:
     """Say on stderr what a person waits for: by a clock on a terminal, which vanishes; by lines elsewhere."""
     console = Console(stderr=True)
     if not console.is_terminal:
-        lines = Lines(lambda: what, to_stderr)
+        lines = Lines(lambda: what, to_stderr, every_s or LINES_S)
         try:
             yield
         finally:
@@ -89,8 +92,10 @@ class Amount(DownloadColumn):
 class Bars:
     """The `Progress` that gradus.loading reports to, on stderr. Use as a context; the bars vanish at its end.
 
-    Where there is no terminal, a line every few seconds says what is being done (`say`).
+    Where there is no terminal, a line every `every_s` says what is being done (`say`).
     """
+
+    every_s: float | None = None  # LINES_S
 
     def __init__(self) -> None:
         self.console = Console(stderr=True)
@@ -133,7 +138,7 @@ class Bars:
         self._bars.start()
         self.begin("starting", None)  # PyTorch is imported before anything can be loaded
         if not self.console.is_terminal:
-            self._lines = Lines(lambda: str(self._stage), self.say)
+            self._lines = Lines(lambda: str(self._stage), self.say, self.every_s or LINES_S)
         return self
 
     def __exit__(

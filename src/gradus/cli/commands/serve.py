@@ -80,9 +80,9 @@ def serve(
     if dry_run:
         _plan(settings, json)
         return 0
-    from gradus.cli.progress import working
+    from gradus.cli.progress import SOON_S, working
 
-    with working("starting"):
+    with working("starting", SOON_S):
         from gradus.server.serve import serve as run
 
     try:
