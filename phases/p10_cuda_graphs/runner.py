@@ -54,5 +54,5 @@ class AheadRunner(ModelRunner):
         rows = sampled_rows(batch)
         drawn = self.sampler.sample(self.model.logits(hidden[batch.logits_rows]), rows)
         if len(rows):
-            self.newest.record(rows.slots, drawn.tokens.clamp(min=0))  # -1: none, it ends
+            self.newest.record(rows.slots, drawn.tokens)
         return StepResult.of(plan, len(hidden), drawn, self.model.device)

@@ -63,6 +63,12 @@ WRONG = {
         "            found += tokens if dfa.accepting[behind] else []\n",
         "ba goes on behind the end, c is not in it, and token 5 is no text",
     ),
+    "no mask is kept": (
+        "masks.py",
+        "        if state not in self.kept:\n",
+        "        if True:\n",
+        "a state's mask is kept: asked for it again, yours looks",
+    ),
     "the kept mask is handed out": (
         "masks.py",
         "= bytes(mask)\n        return torch.frombuffer(bytearray(self.kept[state]), dtype=torch.bool)",

@@ -67,6 +67,18 @@ WRONG = {
         "return super()",
         "b resumes with its prompt and the tokens 13 and 14; yours: (0, (5, 6, 7, 13))",
     ),
+    "sequences that have ended are never forgotten": (
+        "scheduler.py",
+        "            del self.unknown[sequence]  # nothing is kept of a sequence that has ended\n",
+        "            pass\n",
+        "a, b and c have ended, and `unknown` still has entries of a, b, c",
+    ),
+    "no token is recorded as a token": (
+        "runner.py",
+        RECORDED,
+        RECORDED.replace(".clamp(min=0)", ""),
+        "slot 0 sampled -1, for none, and slot 1 sampled 71: [0, 71]; yours: [-1, 71]",
+    ),
     "tokens are recorded in the batch's order": (
         "runner.py",
         RECORDED,

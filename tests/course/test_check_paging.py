@@ -54,6 +54,12 @@ WRONG = {
         "        self.block_tables.pop(id, None)\n",
         "b has 1 page, 3 positions; yours has 4, 3",
     ),
+    "the first page is given back first": (
+        "cache.py",
+        DROPPED,
+        DROPPED.replace("*reversed(self.block_tables.pop(id, []))", "*self.block_tables.pop(id, [])"),
+        "a's pages go back last one first",
+    ),
     "the first page alone is given back": (
         "cache.py",
         DROPPED,

@@ -140,6 +140,27 @@ def test_a_token_may_end_in_the_middle_of_a_character(phase):
         assert found == wanted, f"{state} bytes into the three of €, tokens {wanted} continue it; yours says {found}"
 
 
+class Counted(list[dict[int, int]]):
+    """An automaton's steps that count how often they are looked at."""
+
+    looks = 0
+
+    def __getitem__(self, state):
+        self.looks += 1
+        return super().__getitem__(state)
+
+
+@of("p11")
+def test_the_tokens_of_a_state_are_looked_for_once(phase):
+    steps = Counted(STAR.steps)
+    masks = TokenMasks(Dfa(steps, STAR.accepting), WORDS, tree_of(WORDS))
+    first, looked = masks.mask(0).tolist(), steps.looks
+    again = masks.mask(0).tolist()
+    assert again == first, f"the second mask of a state is the first one, {first}; yours is {again}"
+    more = steps.looks - looked
+    assert more == 0, f"a state's mask is kept: asked for it again, yours looks {more} more times at the automaton"
+
+
 # -- the answer --------------------------------------------------------------------------------------------------------
 
 END, STOP, CONTROL = 9, 10, 11  # the model's end, a token of text that the request stops at, and one without bytes

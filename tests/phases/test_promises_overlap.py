@@ -145,6 +145,20 @@ def test_a_sequence_that_stops_makes_room_while_its_last_step_is_under_way(phase
     assert count == 3 + 2, f"a runs twice and once in vain, b twice: 5 steps; yours took {count}"
 
 
+@of("p10")
+@about("scheduler")
+def test_nothing_is_kept_of_sequences_that_have_ended(phase):
+    """a stops while a step of its is under way, b ends by its length, and c is cancelled."""
+    requests = ask("a", max_tokens=9, stop=14), ask("b", max_tokens=3), ask("c", max_tokens=9)
+    engine, _ = driven(phase, *requests, max_sequences=3)
+    for _ in range(3):
+        engine.step()
+    engine.cancel("c")
+    drain(engine)
+    kept = sorted(sequence.id for sequence in engine.scheduler.unknown)
+    assert not kept, f"a, b and c have ended, and `unknown` still has entries of {', '.join(kept)}: a server would leak"
+
+
 @since("p10")
 def test_a_step_under_way_is_work(phase):
     engine, device = driven(phase, ask("a", max_tokens=9, stop=14))
@@ -222,6 +236,14 @@ def test_a_step_leaves_the_tokens_of_other_slots_alone(phase):
     decodes = [Span(None, slot, 9, (UNKNOWN,), 1) for slot in (3, 1)]
     found = filled(*decodes, recorded={1: 71})
     assert found == [73, 71], f"slot 3 sampled 73 a step ago and slot 1 sampled 71 since: [73, 71]; yours: {found}"
+
+
+@of("p10")
+def test_where_no_token_could_be_sampled_the_next_step_gets_one_that_exists(phase):
+    """Its sequence ends, but not before the step that is under way has looked the token up."""
+    decodes = [Span(None, slot, 9, (UNKNOWN,), 1) for slot in (0, 1)]
+    found = filled(*decodes, recorded={0: -1, 1: 71})
+    assert found == [0, 71], f"slot 0 sampled -1, for none, and slot 1 sampled 71: [0, 71]; yours: {found}"
 
 
 @of("p10")

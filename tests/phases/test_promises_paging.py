@@ -58,6 +58,22 @@ def test_a_sequence_that_is_refused_stays_as_it_was_and_takes_nothing(phase):
     )
 
 
+@of("p04")
+@about("cache")
+def test_the_last_page_of_a_sequence_is_given_back_first(phase):
+    """p05 evicts pages in the order in which they came back. The free ones are a stack, so the next one on it shows."""
+    cache = cache_of(phase, pages=3)
+    cache.reserve("a", 3 * PAGE)
+    (before,) = cache.tables("a")
+    cache.release("a")
+    cache.reserve("b", 3 * PAGE)
+    (after,) = cache.tables("b")
+    assert after == before, (
+        f"a's pages go back last one first, so that the pool hands them to b from the first one on, as to a: "
+        f"{list(before)}; yours: {list(after)}"
+    )
+
+
 @since("p04")
 @about("cache")
 def test_the_runner_is_told_every_page_of_a_block_table(phase):
