@@ -170,8 +170,9 @@ endef
 # A CPU's kernels are compiled while the model is fetched and the server starts. Whatever needs them meanwhile waits for
 # this process, and compiles them itself if it fails.
 define compile
-@[ '$(CPU)' != 1 -a -n "$$(command -v nvidia-smi)" ] || \
-  $(GRADUS) generate --model random:tiny-llama --device cpu --max-tokens 1 x > /dev/null 2>&1 < /dev/null &
+@[ '$(CPU)' != 1 -a -n "$$(command -v nvidia-smi)" ] || { \
+  echo 'Compiling the CPU kernels meanwhile (once, for some seconds) …'; \
+  $(GRADUS) generate --model random:tiny-llama --device cpu --max-tokens 1 x > /dev/null 2>&1 < /dev/null & }
 endef
 
 $(SERVE_READY): pyproject.toml constraints.txt setup.py $(TORCH_READY)
