@@ -15,7 +15,7 @@ from tests.server.page.browser import BROWSER, Browser
 pytestmark = pytest.mark.slow
 
 LESSONS = ("phases/p04_paged_cache/README", "phases/p11_structured_output/README")
-BUILT = ("README", *LESSONS, "docs/results", "docs/comparisons")
+BUILT = ("README", "phases/p00_baseline/forward_pass", *LESSONS, "docs/results", "docs/comparisons")
 MADE = ("index", "search", "flat/p06", "source/phases/p11_structured_output/masks.py")
 PHONE, SMALL, USUAL, LARGE = 390, 1000, 1440, 1920
 
@@ -132,6 +132,12 @@ def test_a_figure_on_a_phone_keeps_its_size_scrolls_and_says_so(seen):
     assert len(figures) >= 3
     assert all(one["scrolls"] and "swipe" in one["says"] and one["width"] >= 600 for one in figures)
     assert not any("swipe" in one["says"] for one in seen(LESSONS[0], SMALL, script))
+
+
+def test_a_formula_scrolls_sideways_alone(seen):
+    script = """[...document.querySelectorAll(".formula")].map((one) => one.scrollHeight <= one.clientHeight)"""
+    found = seen("phases/p00_baseline/forward_pass", USUAL, script)
+    assert len(found) >= 3 and all(found)
 
 
 def test_what_is_cut_has_a_shadow_at_its_edge_by_day_and_by_night(seen):
