@@ -12,7 +12,7 @@ from sphinx.application import Sphinx
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT)]
 
-from book import contents, cover, demos, search, sources, words, xray  # noqa: E402  (the path comes first)
+from book import contents, cover, demos, flat, progress, search, sources, tables, words, xray  # noqa: E402  (the path comes first)
 
 project = "Gradus"
 author = "The Gradus authors"
@@ -43,7 +43,7 @@ html_theme_options = {"navigation_with_keys": True, "footer_icons": []}
 
 def setup(app: Sphinx) -> None:
     app.connect("source-read", add_navigation)
-    for module in (cover, demos, search, sources, words, xray):
+    for module in (cover, demos, flat, progress, search, sources, tables, words, xray):
         module.setup(app)
 
 

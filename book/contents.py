@@ -14,12 +14,13 @@ ROOT = Path(__file__).parents[1]
 ABOUT = "README"
 START = "phases/p00_baseline/forward_pass"
 """Where the cover sends a reader who is new."""
+MUSEUM = "phases/museum/README"
 
 DOCS = (
     *("install", "commands", "models", "serving", "operations", "load", "deploy", "clients", "agents", "tools"),
     *("architecture", "parts", "results", "comparisons", "measuring", "glossary"),
 )
-"""In the order of reading; docs/design/ follows them."""
+"""In the order of reading. Other pages of docs/ follow them, then those of docs/design/."""
 PROJECT = ("CONTRIBUTING", "SECURITY", "CHANGELOG")
 MEASURED = "\n## What we measured\n"
 """A lesson's run and demo stand before this section: by then its commands have been given."""
@@ -37,22 +38,24 @@ def parts(root: Path = ROOT) -> tuple[Part, ...]:
     """All pages but those below a chapter. Search ranks pages in this order as well."""
     designs = _found(root, "docs/design/p??.md")
     others = tuple(page for page in _found(root, "docs/design/*.md") if page not in designs)
+    known = tuple(f"docs/{name}" for name in DOCS)
+    more = tuple(page for page in _found(root, "docs/*.md") if page not in known)
     return (
-        Part("The course", (*_found(root, "phases/p*/README.md"), "phases/museum/README")),
-        Part("The engine", (*(f"docs/{name}" for name in DOCS), "deploy/README")),
+        Part("The course", (*_found(root, "phases/p*/README.md"), MUSEUM)),
+        Part("The engine", (*known, *more, "deploy/README")),
         Part("Why it is built so", designs + others),
         Part("The project", (ABOUT, "reports/README", *PROJECT)),
     )
 
 
 def below(page: str, root: Path = ROOT) -> tuple[str, ...]:
-    """A page's further pages: the reports, or what else is in a chapter's folder."""
+    """A page's further pages: the reports, or what else is in a chapter's folder and the folders in it."""
     if page == "reports/README":
         return _found(root, "reports/*/*/report.md")
     folder, _, name = page.rpartition("/")
     if not folder.startswith("phases/") or name != "README":
         return ()
-    return tuple(other for other in _found(root, f"{folder}/*.md") if other != page)
+    return tuple(other for other in _found(root, f"{folder}/**/*.md") if other != page)
 
 
 def pages(root: Path = ROOT) -> tuple[str, ...]:
@@ -76,6 +79,11 @@ def lesson_of(page: str) -> str | None:
     folder, _, name = page.rpartition("/")
     phase = folder.removeprefix("phases/")[:3]
     return phase if name == "README" and re.fullmatch(r"p\d\d", phase) else None
+
+
+def lessons_among(patterns: list[str]) -> frozenset[str]:
+    """The phases whose lessons a build includes: its `include_patterns` name every page."""
+    return frozenset(filter(None, (lesson_of(pattern.removesuffix(".md")) for pattern in patterns)))
 
 
 def before_measurements(page: str, text: str, section: str) -> str:

@@ -41,7 +41,8 @@ def setup(app: "Sphinx") -> None:
 
 def draw_all(app: "Sphinx") -> None:
     """Draw the charts without a title: the question stands above them."""
-    for phase, demo in DEMOS.items():
+    for phase in sorted(contents.lessons_among(app.config.include_patterns) & DEMOS.keys()):
+        demo = DEMOS[phase]
         file = Path(app.outdir, "demo", f"{phase}.svg")
         charts.draw(file, recorded(phase).shown.series, "", demo.across, demo.up, demo.chart)
 

@@ -14,6 +14,7 @@ from sphinx.errors import ExtensionError
 
 from book import contents, sources
 from book.contents import ROOT
+from book.progress import progress
 from gradus.config.options import FINAL
 from gradus.course.xray.scenes import SCENES
 
@@ -50,7 +51,8 @@ def write_runs(app: Sphinx) -> None:
 
     Raises ExtensionError with what the command said, where it fails.
     """
-    for phase in PHASES:
+    for phase in sorted(contents.lessons_among(app.config.include_patterns).intersection(PHASES)):
+        progress.say(f"running {phase}, for its steps")
         file = Path(app.outdir, "xray", f"{phase}.html")
         file.parent.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-m", "gradus", "xray", phase, "--out", str(file)]

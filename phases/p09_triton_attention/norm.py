@@ -18,7 +18,7 @@ from triton.language import constexpr, tensor
 def add_rms_norm_kernel(
     x_ptr: tensor, delta_ptr: tensor, weight_ptr: tensor, y_ptr: tensor, eps: float, D: constexpr, BLOCK: constexpr
 ) -> None:
-    """One program per row. BLOCK: D rounded up to a power of two, since a block can have no other size."""
+    """One program per row. BLOCK: D, rounded up to a power of two, as all blocks must be."""
     column = tl.arange(0, BLOCK)
     inside = column < D
     here = tl.program_id(0).to(tl.int64) * D + column

@@ -21,7 +21,7 @@ from tests.course.conftest import ROOT, reference, run_forked
 FOLDER = ROOT / "phases/p00_baseline"
 LESSON = (FOLDER / "forward_pass.md").read_text(encoding="utf-8")
 REFRESHER = (FOLDER / "refresher.md").read_text(encoding="utf-8")
-COMMANDS = re.findall(r"^(?:gradus|python -m) .*$", LESSON, flags=re.MULTILINE)
+COMMANDS = re.findall(r"^(?:gradus|python -m) .*$", re.sub(r" \\\n +", " ", LESSON), flags=re.MULTILINE)
 SENTENCE = ["-m", "gradus.course.sentence"]
 TINY = ["--model", "random:tiny-llama", "--tokens", "8"]
 
@@ -122,7 +122,7 @@ def test_smollm2_writes_the_lessons_sentence_by_hand_and_by_the_engine(tmp_path)
     command = next(line for line in COMMANDS if "sentence" in line)
     done = python(tmp_path, *SENTENCE, shlex.split(command)[3])
     assert done.returncode == 0, done.stderr
-    assert re.fullmatch(re.escape(shown).replace("…", r"[\d.]+"), done.stdout), done.stdout
+    assert re.fullmatch(re.escape(shown).replace("…", ".+"), done.stdout), done.stdout
 
 
 @pytest.mark.weights("smollm2-135m")

@@ -9,7 +9,7 @@ import pytest
 
 from tests.course.conftest import ROOT
 
-LESSON = (ROOT / "phases/p11_structured_output/README.md").read_text(encoding="utf-8")
+LESSON = (ROOT / "phases/p11_structured_output/README.md").read_text(encoding="utf-8").replace(" \\\n   ", "")
 COMMANDS = re.findall(r"^python -m (phases\.p11_structured_output\.\w+)(.*)$", LESSON, flags=re.MULTILINE)
 
 

@@ -8,11 +8,13 @@ import json
 import re
 import shutil
 import subprocess
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 from book import contents, demos, search
+from book.progress import Progress
 from gradus import phases
 from gradus.course.views.demos import DEMOS, Recorded, Shown
 from gradus.course.xray.scenes import SCENES
@@ -117,6 +119,74 @@ def test_a_demo_s_section_asks_then_shows_then_answers():
     ]
     places = [section.index(part) for part in parts]
     assert places == sorted(places)
+
+
+def built(name):
+    """A module of the book that only a build imports; skipped without Sphinx."""
+    pytest.importorskip("sphinx", reason="needs the extra `book`")
+    return import_module(f"book.{name}")
+
+
+def test_the_cover_shows_what_the_readme_says_was_measured():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    shown = built("cover").facts(readme)
+    assert len(shown) == 3
+    for (number, what), mark in zip(shown, ("tokens/s", "tokens/s", "chapters"), strict=True):
+        assert number.endswith(mark) and what and not set("<[]|") & set(number + what)
+        assert what.split()[0] in readme
+    assert shown[0][0].count("→") == 1
+
+
+def test_the_cover_shows_the_first_exhibit_and_a_function_that_fits_its_card():
+    cover, tour = built("cover"), (ROOT / f"{contents.MUSEUM}.md").read_text(encoding="utf-8")
+    name, seen = cover.symptom(tour)
+    assert f"## 1. {name}\n" in tour and seen.count("\n") == 2
+    excerpt = built("flat").excerpt(cover.EXCERPT)
+    assert excerpt.startswith(f"def {cover.EXCERPT}(") and '"""' not in excerpt
+    assert max(map(len, excerpt.splitlines())) <= 40 and excerpt.count("\n") <= 6
+
+
+@pytest.mark.parametrize(
+    ("remote", "page"),
+    [
+        ("https://name:token@forge.example/us/gradus.git", "https://forge.example/us/gradus"),
+        ("git@forge.example:us/gradus.git", "https://forge.example/us/gradus"),
+        ("ssh://git@forge.example/us/gradus", "https://forge.example/us/gradus"),
+        ("http://localhost:3000/gradus", "http://localhost:3000/gradus"),
+        ("/srv/gradus", None),
+        ("", None),
+    ],
+)
+def test_the_cover_links_to_where_the_checkout_came_from_without_a_secret(remote, page):
+    assert built("cover").browsable(remote) == page
+
+
+def test_columns_of_words_get_room():
+    tables = built("tables")
+    assert tables.kind_of(["batch 1: one request, 128 tokens in", "burst"]) == "sentence"
+    assert tables.kind_of(["llama-3.1-8b, int4", "p00"]) == "name"
+    assert [tables.kind_of(column) for column in (["1,444 (1,437–1,472)"], ["p04", "yes"], [])] == ["", "", ""]
+    assert tables.is_whole("qwen3-0.6b") and not tables.is_whole("two words") and not tables.is_whole("x" * 21)
+
+
+def test_a_quiet_build_says_what_it_does_but_not_all_the_time(capsys):
+    now = iter([0.0, 1.0, 4.5, 5.0, 9.0])
+    progress = Progress(clock=lambda: next(now))
+    for what in ("a", "b", "c", "d"):
+        progress.say(what)
+    assert capsys.readouterr().err.splitlines() == [f"… still building the book: {what}" for what in ("b", "d")]
+
+
+def test_a_build_of_some_pages_makes_only_their_runs():
+    assert contents.lessons_among(["README.md", "phases/p04_paged_cache/README.md", "docs/load.md"]) == {"p04"}
+
+
+def test_a_new_page_finds_its_place(tmp_path):
+    for page in ("docs/zebra.md", "docs/serving.md", "docs/design/p00.md", "phases/museum/slow/README.md"):
+        (tmp_path / page).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / page).touch()
+    assert contents.parts(tmp_path)[1].pages[-2:] == ("docs/zebra", "deploy/README")
+    assert contents.below(contents.MUSEUM, tmp_path) == ("phases/museum/slow/README",)
 
 
 def test_the_cover_leads_to_pages_that_exist():

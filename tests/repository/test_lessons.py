@@ -22,6 +22,7 @@ PARTS = {f"{page.parent.name}/{page.stem}": page for page in (ROOT / "phases").g
 MOST_COLUMNS = 5
 MOST_RESULTS = 0.1  # of a lesson's lines
 QUESTIONS = 4
+MOST_CODE = 100  # columns of a line of code: as many as the book shows without a cut on a screen of 1440 px
 MOST_CHANGED = 500  # lines that `gradus diff` shows
 STATS = re.compile(r"^```text stats\n(.*?)^```", re.MULTILINE | re.DOTALL)
 FOLDED = re.compile(r"<details>\n<summary>Answers</summary>\n(.*?)</details>", re.DOTALL)
@@ -94,6 +95,20 @@ def test_tables_fit_a_page(lesson):
     assert not wide_tables(LESSONS[lesson].read_text(encoding="utf-8"))
 
 
+def long_lines(text: str) -> list[str]:
+    """Lines of code or output that are cut on a screen of usual width. Formulas are no code."""
+    blocks = re.findall(r"^```([^\n]*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    lines = [line for kind, block in blocks if kind != "math" for line in block.splitlines()]
+    return [line for line in lines if len(line) > MOST_CODE]
+
+
+@pytest.mark.parametrize(
+    "page", sorted((ROOT / "phases").rglob("*.md")), ids=lambda page: f"{page.parent.name}-{page.stem}"
+)
+def test_no_line_of_code_is_cut(page):
+    assert not long_lines(page.read_text(encoding="utf-8"))
+
+
 @pytest.mark.parametrize("lesson", LESSONS)
 def test_what_a_lesson_measured_is_renewed_with_its_results(lesson):
     assert not unbacked(section(LESSONS[lesson].read_text(encoding="utf-8"), "What we measured"))
@@ -126,6 +141,9 @@ def test_the_checks_of_lessons_catch():
     prose = "With 64 it gains 5.4 times, 2.1<!-- cpu/p01: a/b/c/d --> at most."
     assert unbacked(f"{prose}\n{tables}") == ["5.4"]
     assert unbacked("With 64 rows it gains 2.1<!-- cpu/p01: a/64/c/d --> times, with 65 more.") == ["65"]
+    fenced = "```{0}\n{1}\n```\n"
+    assert long_lines(fenced.format("python", "x" * 101)) == ["x" * 101]
+    assert not long_lines(fenced.format("text", "x" * 100) + "x" * 101 + "\n" + fenced.format("math", "x" * 101))
     wide = "| a | b | c | d | e | f |\n|---|---|---|---|---|---|\n| 1 | 2 | 3 | 4 | 5 | 6 |\n"
     assert len(wide_tables(wide)) == 1 and not wide_tables("| a | b |\n|---|---:|\n| 1 | 2 |\n")
 
@@ -138,7 +156,7 @@ def test_a_step_of_the_course_can_be_read_in_a_sitting(old, new):
 def prompts() -> set[str]:
     """List the prompts of the lessons' `gradus generate` commands, except where --ignore-eos is given."""
     text = "".join(page.read_text(encoding="utf-8") for page in [*LESSONS.values(), *PARTS.values()])
-    lines = re.findall(r"^gradus generate .*$", text, re.MULTILINE)
+    lines = re.findall(r"^gradus generate .*$", re.sub(r" \\\n +", " ", text), re.MULTILINE)
     return {shlex.split(line)[2] for line in lines if "--ignore-eos" not in line}
 
 

@@ -19,6 +19,7 @@ from gradus.server.config import ServerConfig
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "phases").rglob("*.md")])
 FENCED = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)  # language, marks, text
+CONTINUED = re.compile(r" \\\n +")
 BLOCKS = {"README.md": 1, "docs/parts.md": 13, "docs/serving.md": 1}  # those that run, on each page but the lessons
 
 
@@ -127,8 +128,11 @@ def test_links_to_files_lead_somewhere(page):
 
 
 def commands(text: str) -> list[str]:
-    """Every `gradus …` line, with a prompt or indented or neither. Without comments, pipes, redirects."""
-    found = re.findall(r"^(?:\$ | +)?(?:[A-Z_]+=\S+ )?(gradus .*)$", text, flags=re.MULTILINE)
+    """Every `gradus …` line, with a prompt or indented or neither. Without comments, pipes, redirects.
+
+    A line that goes on below a backslash is one line.
+    """
+    found = re.findall(r"^(?:\$ | +)?(?:[A-Z_]+=\S+ )?(gradus .*)$", CONTINUED.sub(" ", text), flags=re.MULTILINE)
     return [re.split(r"\s{2,}| [|<>#] ", line)[0] for line in found]
 
 
@@ -155,6 +159,7 @@ def test_every_command_that_is_shown_can_be_given(line):
 
 
 def test_commands_are_found_where_they_are_shown():
+    assert commands("$ gradus load --seed 1 \\\n    --requests 2    # both\n") == ["gradus load --seed 1 --requests 2"]
     assert len(SHOWN["docs/commands.md"]) >= 6
     assert all(len(lines) >= 3 for page, lines in SHOWN.items() if re.fullmatch(r"phases/p\d\d_\w+/README.md", page))
     assert all(len(SHOWN[f"gradus {info.callback.__name__}"]) >= 2 for info in cli.app.registered_commands)

@@ -77,4 +77,4 @@ def show() -> None:
     engine = Engine(pages=5)
     for prompt in ("the vault opens at noon on Friday morning", "my PIN is 4711", "the vault is where"):
         answer, found = engine.ask(prompt)
-        print(f"asked {prompt!r}: the model reads {answer!r}, {found} words from the cache")
+        print(f"asked {prompt!r}: it reads {answer!r}, {found} words cached")

@@ -36,10 +36,11 @@ BOX = Kind("#e4eef5", DARK, "#56B4E9")
 
 @dataclass(slots=True)
 class Drawing:
-    """One figure. title: describes it in a sentence, for readers who cannot see it."""
+    """One figure. title: describes it in a sentence, for readers who cannot see it. width, height: in units."""
 
     title: str
     height: int
+    width: int = WIDTH
     shapes: list[str] = field(default_factory=list)
 
     def rectangle(self, x: float, y: float, width: float, height: float, kind: Kind, radius: float = 3) -> None:
@@ -91,7 +92,7 @@ class Drawing:
             x += 31 + 9 * len(text) + 28
 
     def svg(self) -> str:
-        width, height = WIDTH + 2 * MARGIN, self.height + 2 * MARGIN
+        width, height = self.width + 2 * MARGIN, self.height + 2 * MARGIN
         return "\n".join(
             [
                 f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="{-MARGIN} {-MARGIN} {width} {height}" '
