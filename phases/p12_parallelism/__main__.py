@@ -3,6 +3,7 @@
 python -m phases.p12_parallelism --ranks 2 --model random:tiny-llama
 python -m phases.p12_parallelism --ranks 3                         # SmolLM2 has 9 heads, and 3 of keys and values
 python -m phases.p12_parallelism --ranks 1 --stages 2 --micro-batches 2
+python -m phases.p12_parallelism --ranks 3 --few-bytes             # and draw without exchanging all scores
 python -m phases.p12_parallelism --impl exercises/p12              # with your functions in place of ours
 """
 
@@ -30,6 +31,7 @@ def main() -> int:
         parser.add_argument(f"--{flag}", dest=name, type=int, default=usual, help=f"{KNOWN[name]} ({usual})")
     parser.add_argument("--model", default="smollm2-135m", help="any that gradus can load (smollm2-135m)")
     parser.add_argument("--phase", default="p03", help="whose engine each rank runs: p00, p01, p03 to p06 (p03)")
+    parser.add_argument("--few-bytes", action="store_true", help="exchange candidates in place of all scores")
     parser.add_argument("--impl", type=Path, help="a folder or file with your functions of p12")
     asked = vars(parser.parse_args())
     impl = asked.pop("impl")

@@ -1,49 +1,78 @@
-"""Two ranks side by side, and pipelines with 1, 2 and 4 micro-batches.
+"""Two ranks next to each other, on a clock that counts the weights that they read; and the schedule of a pipeline.
 
     gradus demo p12
 
-The ranks are processes of this machine: they show what is computed where, and nothing of how fast devices would be.
+The ranks really compute and exchange. Their time is counted and not measured, so the picture is the same on any
+machine: see replay.py.
 """
 
 from collections.abc import Iterator, Sequence
 
+from phases.p12_parallelism.replay import COMPUTES, EXCHANGES, Piece, acts, length, replay
 from phases.p12_parallelism.schedule import bubble, drawn, timetable
-from phases.p12_parallelism.watch import Note, busy, watched
 
-QUESTION = "Two processes share one model. What does each do, and how long does each wait?"
+QUESTION = "Two ranks share one model. What does each do, and how long does each wait?"
 LOOK = (
-    "Cut by matrices, both ranks work on every layer, and meet twice in each. Cut by layers, they meet once per step, "
-    "and with one micro-batch only one of them has work at a time. In a real pipeline a second micro-batch fills the "
-    "gap, as the drawing says. Here a step takes so little that messages take longer than the work."
+    "Cut by matrices, both ranks read half of every layer, and meet twice in each: the toll decides what that gains. "
+    "Cut by layers, they meet once per step, and with one micro-batch one of them always waits. A second one, of two "
+    "more requests, fills the gap. One process could read its weights once for all four requests, if it had room for "
+    "them: a pipeline is for what does not fit."
 )
 WAYS = (("matrices cut in two", 2, 1, 1), ("layers cut in two, 1 micro-batch", 1, 2, 1),
         ("layers cut in two, 2 micro-batches", 1, 2, 2))  # fmt: skip
-MODEL, TOKENS, COLUMNS = "random:tiny-llama", 6, 72
+MODEL, TOKENS, REQUESTS = "random:tiny-llama", 2, 2  # requests in each micro-batch
+SHARES = {"NCCL": 0.34, "one launch": 0.105}
+"""The share of a step that the sums of Llama-3.1-8B take on two H200, by the toll: see roofline.py."""
+FINE, COARSE = 72, 36  # columns that one process takes for a step
+Found = list[list[Piece]]
 
 
-def strip(notes: Sequence[Note], rank: int) -> str:
-    """A rank's time as text: # where it computes, . where it waits."""
-    start, end = min(note.at for note in notes), max(note.until for note in notes)
-    width = (end - start) / COLUMNS
-    shares = [0.0] * COLUMNS
-    for at, until in busy(notes, rank):
-        for column in range(COLUMNS):
-            left = start + column * width
-            shares[column] += max(min(until, left + width) - max(at, left), 0.0) / width
-    return "".join("#" if share > 0.5 else "." for share in shares)
+def toll_of(alone: int, exchanges: int, share: float) -> int:
+    """The weights that one exchange costs if all of a step's exchanges are to take this share of it on two ranks."""
+    return round(share / (1 - share) * alone / 2 / exchanges)
+
+
+def strip(pieces: Sequence[Piece], rank: int, unit: float) -> str:
+    """A rank's time as text, a column per `unit` weights: # or a micro-batch's letter where it computes, = where it
+    exchanges, . where it waits."""
+    letters = "ab" if any(piece.act.micro_batch for piece in pieces) else "#"
+    columns = [dict.fromkeys(f".={letters}", 0.0) for _ in range(-int(-length(pieces) // unit))]
+    for piece in pieces:
+        if piece.rank == rank:
+            mark = letters[piece.act.micro_batch] if piece.kind == COMPUTES else "=" if piece.kind == EXCHANGES else "."
+            for number, column in enumerate(columns):
+                column[mark] += max(min(piece.until, (number + 1) * unit) - max(piece.at, number * unit), 0)
+    # an exchange shows where it takes a fifth of the column
+    return "".join("=" if column["="] > unit / 5 else max(column, key=lambda mark: column[mark]) for column in columns)
 
 
 def show(model: str) -> Iterator[str]:
     """Yield the lines of the demo. Raises ConfigError for a model that cannot be cut in two."""
+    cut = acts(model, 2, 1, 1, 1, tokens=1)
+    alone = length(replay(acts(model, 1, 1, 1, 1, tokens=1), 1, 0))
+    exchanges = sum(act.kind != COMPUTES for act in cut[0])
+    tolls = {name: toll_of(alone, exchanges, share) for name, share in SHARES.items()}
     yield f"{QUESTION}\n"
-    for name, parts, stages, micro_batches in WAYS:
-        notes = watched(parts, stages, micro_batches, model, TOKENS)
-        yield f"{name} (# computes, . waits):"
-        for rank in range(parts * stages):
-            yield f"  rank {rank}  {strip(notes, rank)}"
+    yield f"A step reads {alone:,} weights. Its time is the number of weights that are read one after another.\n"
+    yield f"one process: {alone:,}\n          {'#' * FINE}"
+    for name, toll in tolls.items():
+        pieces = replay(cut, 2, toll)
+        said = f"{exchanges} exchanges, each as long as {toll:,} weights ({name})"
+        yield f"{WAYS[0][0]}, {said}: {length(pieces):,}, {alone / length(pieces):.2f} ×"
+        yield from strips(pieces, alone / FINE)
+    for name, parts, stages, micro_batches in WAYS[1:]:
+        requests = REQUESTS * micro_batches
+        pieces = replay(acts(model, parts, stages, micro_batches, requests, TOKENS), parts, tolls["one launch"])
+        yield f"{name}, {requests} requests: {length(pieces):,} for {requests * TOKENS} tokens"
+        yield from strips(pieces, alone / COARSE)
     yield "\nThe schedule of 4 stages, if each tick takes as long:"
     for micro_batches in (1, 2, 4):
         table = timetable(4, micro_batches, rounds=3)
         lost = f"stages wait for {bubble(table):.0%} of the time"
         yield f"\nmicro-batches: {micro_batches}, rounds: 3, {lost}\n{drawn(table)}"
     yield f"\n{LOOK}"
+
+
+def strips(pieces: Sequence[Piece], unit: float) -> Iterator[str]:
+    for rank in range(2):
+        yield f"  rank {rank}  {strip(pieces, rank, unit)}"

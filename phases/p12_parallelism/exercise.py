@@ -1,4 +1,4 @@
-"""The student writes what cuts a model: the products that meet in a sum, the heads of a rank, a pipeline's schedule."""
+"""The student writes what cuts a model: products that meet in a sum, a rank's heads, a joint draw, a schedule."""
 
 from gradus.exercises import Exercise
 
@@ -92,6 +92,37 @@ HEADS = Exercise(
     alone=TESTS,
 )
 
+DRAW = Exercise(
+    file="phases/p12_parallelism/draw.py",
+    functions={
+        "draw": (
+            "Which of a rank's tokens can still be the drawn one, whatever the other ranks have? And what must the "
+            "others know of such a token?",
+            "With top_k, a token among the top_k of the whole row is among the top_k of its rank. Without, only the "
+            "rank's largest sum can be drawn. Of each candidate give score, sum and id away, as float64, in which all "
+            "three are exact. If the rank has fewer tokens, fill up with candidates that are never chosen. From all "
+            "candidates, in order of the ranks, choose as one rank would: first the top_k by score, then the largest "
+            "sum, then the lowest id.",
+            "sums, most = scores + noise, max(1, top_k) · mine = largest(scores if top_k else sums, most) · offered = "
+            "torch.stack([scores.gather(1, mine), sums.gather(1, mine), first + mine], dim=-1).double() · pad its "
+            "dimension 1 to `most` with [-inf, -inf, 0] · gather, and flatten [parts, R, most, 3] to "
+            "[R, parts * most, 3] · kept = the largest `most` scores, or the largest sum without top_k · return the "
+            "smallest id whose sum is the largest of those kept.",
+        ),
+    },
+    text="Draw a token from scores that no rank has whole, with one exchange. Design what is exchanged: the check "
+    "looks at the tokens that come out, at the number of exchanges and at their bytes.",
+    why={
+        "draw": (
+            "All that matters of the tokens that a rank keeps to itself is that they cannot be drawn. So k candidates "
+            "per rank hold the k of the whole row, wherever those are. The noise of a token depends on seed, position "
+            "and id, so its rank can make it. float64 holds ids and float32 scores without rounding, and one tensor is "
+            "one exchange: its toll is latency, so a second one would cost as much as the first."
+        ),
+    },
+    alone=TESTS,
+)
+
 SCHEDULE = Exercise(
     file="phases/p12_parallelism/schedule.py",
     functions={
@@ -126,4 +157,4 @@ SCHEDULE = Exercise(
     alone=TESTS,
 )
 
-EXERCISES = (LINEAR, HEADS, SCHEDULE)
+EXERCISES = (LINEAR, HEADS, DRAW, SCHEDULE)

@@ -14,7 +14,8 @@ from gradus.models import ModelConfig
 def heads_of(config: ModelConfig, part: int, parts: int) -> tuple[range, range]:
     """A part's query heads, and the key-value heads that they read. Query head h reads h // (Hq // Hkv).
 
-    Raises ConfigError if heads cannot be divided so that every key-value head of a rank has as many readers there.
+    A group is the query heads that read the same key-value head. Raises ConfigError unless every part has as many query
+    heads as the others, and these are whole groups or lie within one group.
     """
     if config.num_heads % parts:
         raise ConfigError(f"{config.num_heads} heads cannot be divided among {parts} ranks")

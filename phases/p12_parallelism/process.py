@@ -30,6 +30,7 @@ class Job:
     """What a rank is given: the same for all, but for `rank`. prompts: token ids.
 
     path: through which the ranks meet. impl: a folder with a student's functions. watched: note what happens when.
+    few_bytes: exchange candidates in place of scores.
     """
 
     model: str
@@ -41,6 +42,7 @@ class Job:
     phase: str = "p03"
     impl: str | None = None
     watched: bool = False
+    few_bytes: bool = False
     rank: int = 0
     path: str = ""
 
@@ -87,7 +89,7 @@ def run(job: Job) -> tuple[Found, Exchange]:
     layers, place = whole.config.num_layers, Place(job.rank, job.parts, job.stages)
     watch = p12.module("watch")
     exchange = (watch.WatchedExchange if job.watched else p12.module("exchange").Exchange)(job.path, place)
-    engines = p12.module("rank").engines(whole, exchange, job.phase, job.micro_batches)
+    engines = p12.module("rank").engines(whole, exchange, job.phase, job.micro_batches, few_bytes=job.few_bytes)
     del whole
     model = engines[0].runner.model
     found = {

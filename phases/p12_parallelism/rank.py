@@ -18,14 +18,23 @@ from phases.p00_baseline.runner import ModelRunner
 from phases.p12_parallelism.exchange import Exchange
 from phases.p12_parallelism.model import cut
 from phases.p12_parallelism.pipeline import StageRunner, turn
+from phases.p12_parallelism.sampler import CutSampler, refuse
 
 MOST_AT_ONCE = 8  # sequences of one micro-batch
 
 
 def engines(
-    whole: Model, exchange: Exchange, phase: str = "p03", micro_batches: int = 1, context_length: int = 512
+    whole: Model,
+    exchange: Exchange,
+    phase: str = "p03",
+    micro_batches: int = 1,
+    context_length: int = 512,
+    few_bytes: bool = False,
 ) -> list[Engine]:
-    """Build a phase's engine over this rank's part, once for each micro-batch: each has a scheduler and a cache."""
+    """Build a phase's engine over this rank's part, once for each micro-batch: each has a scheduler and a cache.
+
+    few_bytes: ranks draw from their own scores, and exchange candidates in place of all scores.
+    """
     part, config = cut(whole, exchange), whole.config
     length = min(context_length, config.context_length)
     limits = ModelLimits(config.vocab_size, length, config.eos_token_ids)
@@ -33,6 +42,9 @@ def engines(
     for engine in made:
         if type(engine.runner) is not ModelRunner:
             raise ConfigError(f"{phase} has a runner of its own: choose p00, p01, p03, p04, p05 or p06")
+        if few_bytes:
+            engine.runner.sampler = CutSampler(whole.config.vocab_size, whole.device)
+            engine.runner.sampler.exchange, part.head.gathers = exchange, False
         if exchange.place.stages > 1:
             engine.runner = StageRunner(engine.runner, exchange)
     return made
@@ -40,9 +52,14 @@ def engines(
 
 @torch.inference_mode()
 def answers(engines: list[Engine], requests: Iterable[Request]) -> dict[str, list[int]]:
-    """Run all requests to their ends, one micro-batch after another. Returns the tokens by the requests' ids."""
+    """Run all requests to their ends, one micro-batch after another. Returns the tokens by the requests' ids.
+
+    Raises ConfigError, before any runs, for a request that needs all scores where ranks do not exchange them.
+    """
     tokens: dict[str, list[int]] = {}
     for number, request in enumerate(requests):
+        if isinstance(engines[0].runner.sampler, CutSampler):
+            refuse(request.params)
         engines[number % len(engines)].submit(request)
         tokens[request.id] = []
     while any(engine.has_work for engine in engines):

@@ -14,9 +14,7 @@ def timetable(stages: int, micro_batches: int, rounds: int = 1) -> Timetable:
     ticks = (rounds - 1) * period + micro_batches + stages - 1
 
     def at(stage: int, tick: int) -> int | None:
-        number, micro_batch = divmod(
-            tick - stage, period
-        )  # a micro-batch reaches a stage `stage` ticks after the first
+        number, micro_batch = divmod(tick - stage, period)  # it is in a stage `stage` ticks after the first
         return micro_batch if 0 <= number < rounds and micro_batch < micro_batches else None
 
     return [[at(stage, tick) for tick in range(ticks)] for stage in range(stages)]

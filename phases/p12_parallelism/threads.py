@@ -4,7 +4,7 @@ import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from phases.p12_parallelism.exchange import Exchange
 from phases.p12_parallelism.place import Place
@@ -13,17 +13,20 @@ Result = TypeVar("Result")
 PATIENCE_S = 10.0
 
 
-def on_all_ranks(compute: Callable[[Exchange], Result], parts: int = 1, stages: int = 1) -> list[Result]:
+def on_all_ranks(
+    compute: Callable[[Any], Result], parts: int = 1, stages: int = 1, make: type[Exchange] = Exchange
+) -> list[Result]:
     """Call compute(exchange) on every rank at once, and return the results in the order of the ranks.
 
-    Raises the first error of any rank: those that follow are of ranks that have lost it.
+    make: the class of the exchanges. Raises the first error of any rank: those that follow are of ranks that have
+    lost it.
     """
     exchanges: dict[int, Exchange] = {}  # kept until all have ended: one may still read what another has sent
     errors: list[Exception] = []
 
     def run(rank: int) -> Result | None:
         try:
-            exchanges[rank] = Exchange(path, Place(rank, parts, stages), PATIENCE_S)
+            exchanges[rank] = make(path, Place(rank, parts, stages), PATIENCE_S)
             return compute(exchanges[rank])
         except Exception as error:
             errors.append(error)

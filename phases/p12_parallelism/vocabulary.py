@@ -40,8 +40,11 @@ class EmbeddingPart(Embedding):
 class HeadPart(Linear):
     """Each rank scores its own tokens, and all get all scores, so that each can draw. [R, D] → [R, V].
 
-    whole: the head that is cut.
+    whole: the head that is cut. gathers: whether scores are exchanged; if not, the result is [R, V'], of this rank's
+    V' tokens.
     """
+
+    gathers = True
 
     def __init__(self, whole: Linear, tokens: slice, exchange: Exchange) -> None:
         weight = whole.weight[tokens]
@@ -51,6 +54,8 @@ class HeadPart(Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         scores = F.linear(x, self.weight)
+        if not self.gathers:
+            return scores
         missing = -(-self.tokens // self.exchange.place.parts) - len(self.weight)  # all ranks gather as many columns
         parts = self.exchange.gather(F.pad(scores, (0, missing)))
         return torch.cat(parts.unbind(), dim=-1)[:, : self.tokens]

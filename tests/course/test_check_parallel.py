@@ -99,6 +99,86 @@ WRONG = {
         "(k, keys), (v, queries)",
         "of 8 heads of width 2 that read 2, rank 1 of 4 has rows [4, 5, 6, 7, 100, 101, 200, 201]; yours",
     ),
+    "each rank draws from its own scores": (
+        "draw.py",
+        "everyone.transpose(0, 1).flatten(1, 2)",
+        "offered",
+        "cut in two, the largest are: [1, 3, 1] on every rank; yours: [[1, 1, 1], [3, 3, 2]]",
+    ),
+    "all scores are exchanged": (
+        "draw.py",
+        "most = scores + noise, max(1, top_k)",
+        "most = scores + noise, 2",
+        "3 rows with top_k 0 may give 72 bytes; yours gave 144",
+    ),
+    "a rank gives half of the top k": (
+        "draw.py",
+        "most = scores + noise, max(1, top_k)",
+        "most = scores + noise, max(1, -(-top_k // 2))",
+        "are tokens 0 to 2, all on rank 0, and with noise [[0.0, 0.0, 5.0, 20.0, 20.0, 20.0]] the largest of these is: "
+        "[2] on every rank; yours: [[0], [0]]",
+    ),
+    "noise decides who is among the top k": (
+        "draw.py",
+        "largest(scores if top_k else sums, most)",
+        "largest(sums, most)",
+        "with top_k 1 no noise counts: of [[1.0, 5.0, 2.0, 3.0]] the largest is: [1] on every rank; yours",
+    ),
+    "the top k of every rank may be drawn": (
+        "draw.py",
+        "kept = largest(scores, most) if top_k else largest(sums, 1)",
+        "kept = largest(sums, most)",
+        "with top_k 1 no noise counts",
+    ),
+    "a missing candidate scores 0": (
+        "draw.py",
+        "[-torch.inf, -torch.inf, 0]",
+        "[0, 0, 0]",
+        "parts of [2, 2, 1] tokens, all scores below 0, top_k 2: [0, 4] on every rank; yours",
+    ),
+    "ids are the rank's own": (
+        "draw.py",
+        "first + mine",
+        "mine",
+        "cut in two, the largest are: [1, 3, 1] on every rank; yours: [[1, 1, 1], [1, 1, 1]]",
+    ),
+    "candidates are rounded": (
+        "draw.py",
+        ".double()",
+        ".bfloat16()",
+        "99,999 is drawn on both ranks; yours",
+    ),
+    "the larger score wins a tie of sums": (
+        "draw.py",
+        "ids.where(sums == sums.amax(dim=1, keepdim=True), torch.inf).amin(dim=1).long()",
+        "ids.gather(1, sums.argmax(dim=1, keepdim=True))[:, 0].long()",
+        "have the equal sums 5 at tokens 0, 2 and 3: [0] on every rank; yours",
+    ),
+    "candidates are in the order of their size": (
+        "draw.py",
+        "everyone.transpose(0, 1).flatten(1, 2)",
+        "everyone.flip(0).transpose(0, 1).flatten(1, 2)",
+        "of equal scores the lowest id is drawn: [1] on every rank; yours: [[2], [2]]",
+    ),
+    "ranks exchange twice": (
+        "draw.py",
+        "everyone = exchange.gather(torch.cat([offered, missing], dim=1))",
+        "both = torch.cat([offered, missing], dim=1)\n"
+        "    everyone = torch.cat([exchange.gather(each) for each in both.split(2, dim=2)], dim=-1)",
+        "one exchange suffices; yours has 2",
+    ),
+    "ranks with fewer tokens give less": (
+        "draw.py",
+        "most - mine.shape[1], 3)",
+        "0, 3)",
+        "all ranks give tensors of one shape; of [2, 2, 1] tokens yours gave [[2, 2, 3], [2, 2, 3], [2, 1, 3]]",
+    ),
+    "groups are cut where ranks have equal readers": (
+        "heads.py",
+        "if each % group and group % each:",
+        "if each % group and group % each and config.num_heads % (parts * config.num_kv_heads):",
+        "6 heads that read 3 must be refused for 2 ranks: they are no whole groups, nor in one; yours",
+    ),
     "a micro-batch waits for the round to end": (
         "schedule.py",
         "period = max(stages, micro_batches)",

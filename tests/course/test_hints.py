@@ -606,6 +606,19 @@ FOLLOWED = {
             )
         """,
     },
+    "phases/p12_parallelism/draw.py": {
+        "draw": """
+            sums, most = scores + noise, max(1, top_k)
+            mine = largest(scores if top_k else sums, most)
+            offered = torch.stack([scores.gather(1, mine), sums.gather(1, mine), first + mine], dim=-1).double()
+            missing = torch.tensor([-torch.inf, -torch.inf, 0]).double().expand(len(offered), most - mine.shape[1], 3)
+            everyone = exchange.gather(torch.cat([offered, missing], dim=1))
+            scores, sums, ids = everyone.transpose(0, 1).flatten(1, 2).unbind(-1)
+            kept = largest(scores, most) if top_k else largest(sums, 1)
+            sums, ids = sums.gather(1, kept), ids.gather(1, kept)
+            return ids.where(sums == sums.max(dim=1, keepdim=True).values, torch.inf).min(dim=1).values.long()
+        """,
+    },
     "phases/p12_parallelism/schedule.py": {
         "timetable": """
             period = max(stages, micro_batches)

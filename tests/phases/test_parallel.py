@@ -60,6 +60,31 @@ def test_all_ranks_have_the_tokens_of_p00(shape, places):
     assert found == [wanted] * (parts * stages)
 
 
+@pytest.mark.parametrize(("parts", "stages", "micro_batches"), [(2, 1, 1), (4, 1, 1), (2, 2, 2)])
+def test_ranks_that_exchange_candidates_draw_the_same_tokens(parts, stages, micro_batches):
+    """Two of the four requests are greedy, and two draw at random."""
+    model, sizes = tiny_model("tiny-llama"), set()
+
+    class Notes(Exchange):
+        def gather(self, x):
+            sizes.add(x.nbytes)
+            return super().gather(x)
+
+    def compute(exchange):
+        return answers(engines(model, exchange, "p03", micro_batches, few_bytes=True), requests("tiny-llama"))
+
+    found = on_all_ranks(compute, parts, stages, Notes)
+    assert found == [tokens_of_one_process("tiny-llama")] * (parts * stages)
+    assert min(sizes) == 24, "a row's candidate: score, sum and id"
+    assert all(size % 24 == 0 or size % 256 == 0 for size in sizes), "candidates and hidden states, no row of scores"
+
+
+def test_a_request_that_needs_a_whole_row_is_refused_before_any_runs():
+    asked = Request.create("a", [1], SamplingParams(max_tokens=2, top_p=0.5), limits_of("tiny-llama"))
+    with pytest.raises(ConfigError, match=r"only temperature and seed can be asked for: leave --few-bytes out"):
+        on_all_ranks(lambda exchange: answers(engines(tiny_model("tiny-llama"), exchange, few_bytes=True), [asked]), 2)
+
+
 @pytest.mark.parametrize("phase", ["p00", "p01", "p04", "p05", "p06"])
 def test_the_engine_of_any_phase_with_a_plain_runner_can_be_cut(phase):
     model = tiny_model("tiny-llama")
@@ -238,6 +263,6 @@ def test_the_modules_of_a_student_s_phase_are_theirs(tmp_path):
     source = (ROOT / "phases/p12_parallelism/heads.py").read_text(encoding="utf-8")
     (tmp_path / "heads.py").write_text(source, encoding="utf-8")
     yours = phases.solution("p12", tmp_path)
-    assert yours.note == "your p12: heads.py; ours: linear.py, schedule.py"
+    assert yours.note == "your p12: heads.py; ours: linear.py, draw.py, schedule.py"
     assert yours.module("model").cut_qkv.__code__.co_filename == str(tmp_path / "heads.py")
     assert yours.module("exchange").Exchange is not Exchange

@@ -1,8 +1,10 @@
-"""The promises of p12's parts: products that meet in a sum, the heads of a rank, a pipeline's schedule.
+"""The promises of p12's parts: products that meet in a sum, the heads of a rank, a token that ranks draw together, a
+pipeline's schedule.
 
 Each case is small enough to work out by hand.
 """
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import pytest
@@ -12,6 +14,7 @@ from torch.nn import functional as F
 from gradus.errors import ConfigError
 from gradus.models import SHAPES
 from gradus.models.layers import MatrixId
+from phases.p12_parallelism.draw import MOST_BYTES, draw
 from phases.p12_parallelism.heads import cut_qkv, heads_of
 from phases.p12_parallelism.linear import RowParallel, all_reduce, column_part, row_part
 from phases.p12_parallelism.schedule import bubble, timetable
@@ -132,14 +135,16 @@ def test_a_rank_has_the_key_value_heads_that_its_query_heads_read(phase, heads, 
 
 
 @of("p12")
-@pytest.mark.parametrize(("heads", "kv_heads", "parts"), [(9, 3, 2), (10, 5, 4), (6, 3, 2)])
+@pytest.mark.parametrize(("heads", "kv_heads", "parts"), [(9, 3, 2), (10, 5, 4), (6, 3, 2), (6, 2, 3), (12, 3, 2)])
 def test_heads_that_cannot_be_divided_evenly_are_refused(phase, heads, kv_heads, parts):
+    found, refusal = None, None
     try:
         found = heads_of(config(heads, kv_heads), 0, parts)
     except ConfigError as error:
-        assert str(parts) in str(error), f"the refusal says among how many ranks: {parts}; yours: {error}"
-    else:
-        pytest.fail(f"{heads} heads that read {kv_heads} must be refused for {parts} ranks; yours: {found}")
+        refusal = str(error)
+    rule = f"{heads} heads that read {kv_heads} must be refused for {parts} ranks: they are no whole groups, nor in one"
+    assert refusal is not None, f"{rule}; yours: {found}"
+    assert str(parts) in refusal, f"the refusal says among how many ranks: {parts}; yours: {refusal}"
 
 
 @of("p12")
@@ -150,6 +155,119 @@ def test_a_rank_has_its_rows_of_queries_keys_and_values(phase, part, wanted):
     q, k, v = (torch.arange(start, start + rows) for start, rows in ((0, 16), (100, 4), (200, 4)))
     found = cut_qkv(q, k, v, config(8, 2), part, 4).tolist()
     assert found == wanted, f"of 8 heads of width 2 that read 2, rank {part} of 4 has rows {wanted}; yours: {found}"
+
+
+# -- a token that ranks draw together ----------------------------------------------------------------------------------
+
+
+class Given(Exception):
+    """A rank has given its part away."""
+
+
+@dataclass
+class Meeting:
+    """What ranks gave away. The first call of `draw` on each rank gives, a second one gets what all have given."""
+
+    given: list
+
+    def gather(self, x):
+        self.given.append(x)
+        raise Given
+
+
+@dataclass
+class Met:
+    given: list
+    calls: int = 0
+
+    def gather(self, x):
+        self.calls += 1
+        assert self.calls == 1, f"one exchange suffices; yours has {self.calls}"
+        return torch.stack(self.given)
+
+
+def drawn(widths, scores, noise, top_k):
+    """The ids that each rank gets, of rows of scores that are cut into parts of these widths. Checks what is given."""
+    firsts = [sum(widths[:part]) for part in range(len(widths))]
+    parts = list(zip(scores.split(widths, dim=1), noise.split(widths, dim=1), firsts, strict=True))
+    given = []
+    for each in parts:
+        with suppress(Given):
+            draw(Meeting(given), *each, top_k)
+    assert len(given) == len(parts), "no rank knows the others' scores: each must gather once; yours did not"
+    sizes, limit = [x.nbytes for x in given], MOST_BYTES * max(1, top_k) * len(scores)
+    assert len({tuple(x.shape) for x in given}) == 1, (
+        f"all ranks give tensors of one shape; of {widths} tokens yours gave {[list(x.shape) for x in given]}"
+    )
+    assert max(sizes) <= limit, f"{len(scores)} rows with top_k {top_k} may give {limit} bytes; yours gave {max(sizes)}"
+    return [draw(Met(given), *each, top_k).tolist() for each in parts]
+
+
+def check_drawn(widths, scores, noise, top_k, wanted, why):
+    found = drawn(widths, torch.tensor(scores), torch.tensor(noise), top_k)
+    assert found == [wanted] * len(widths), f"{why}: {wanted} on every rank; yours: {found}"
+
+
+@of("p12")
+def test_the_largest_score_of_all_ranks_is_drawn(phase):
+    scores = [[1.0, 5.0, 2.0, 3.0], [0.0, 1.0, 2.0, 4.0], [-5.0, -3.0, -4.0, -6.0]]
+    check_drawn([2, 2], scores, [[0.0] * 4] * 3, 0, [1, 3, 1], f"of {scores}, cut in two, the largest are")
+
+
+@of("p12")
+def test_noise_decides_among_all_tokens(phase):
+    scores, noise = [[1.0, 5.0, 2.0, 3.0]], [[0.0, -4.0, 0.5, 3.0]]
+    check_drawn([2, 2], scores, noise, 0, [3], f"{scores} and noise {noise} have the largest sum at")
+    check_drawn([2, 2], scores, noise, 1, [1], f"with top_k 1 no noise counts: of {scores} the largest is")
+
+
+@of("p12")
+@pytest.mark.parametrize("widths", [[2, 2, 1], [2, 2, 0], [1, 1, 1]])
+def test_ranks_with_fewer_tokens_take_part(phase, widths):
+    scores = [[-1.0 - token for token in range(sum(widths))], [-9.0 + token for token in range(sum(widths))]]
+    wanted = [0, sum(widths) - 1]
+    for top_k in (0, 2, 8):
+        why = f"parts of {widths} tokens, all scores below 0, top_k {top_k}"
+        check_drawn(widths, scores, [[0.0] * sum(widths)] * 2, top_k, wanted, why)
+
+
+@of("p12")
+def test_the_top_k_are_those_of_the_whole_row(phase):
+    scores, noise = [[9.0, 8.0, 7.0, 1.0, 2.0, 3.0]], [[0.0, 0.0, 5.0, 20.0, 20.0, 20.0]]
+    why = f"the 3 largest of {scores} are tokens 0 to 2, all on rank 0, and with noise {noise} the largest of these is"
+    check_drawn([3, 3], scores, noise, 3, [2], why)
+    check_drawn([3, 3], scores, noise, 2, [0], f"the 2 largest of {scores} are tokens 0 and 1; with noise {noise}")
+
+
+@of("p12")
+def test_of_equal_scores_and_of_equal_sums_the_lowest_id_counts(phase):
+    check_drawn([2, 2], [[1.0, 7.0, 7.0, 7.0]], [[0.0] * 4], 0, [1], "of equal scores the lowest id is drawn")
+    why = "of [7, 7, 7, 7] the 2 largest are tokens 0 and 1, whatever the noise [0, 0, 5, 5] of the others"
+    check_drawn([2, 2], [[7.0] * 4], [[0.0, 0.0, 5.0, 5.0]], 2, [0], why)
+    why = "scores [3, 1, 5, 4] and noise [2, 0, 0, 1] have the equal sums 5 at tokens 0, 2 and 3"
+    check_drawn([2, 2], [[3.0, 1.0, 5.0, 4.0]], [[2.0, 0.0, 0.0, 1.0]], 4, [0], why)
+
+
+@of("p12")
+def test_neither_ids_nor_scores_are_rounded_on_their_way(phase):
+    scores = torch.zeros(1, 100_003)
+    scores[0, 99_999], scores[0, 7] = 1.0001, 1.0
+    found = drawn([50_002, 50_001], scores, torch.zeros_like(scores), 0)
+    assert found == [[99_999]] * 2, (
+        f"token 99,999 has the score 1.0001 and token 7 has 1: 99,999 is drawn on both ranks; yours: {found}"
+    )
+
+
+@of("p12")
+@pytest.mark.parametrize("top_k", [0, 1, 5, 40])
+def test_ranks_draw_what_one_that_has_the_whole_row_would(phase, top_k):
+    torch.manual_seed(top_k)
+    scores, noise = torch.randn(16, 67).round(decimals=1), torch.randn(16, 67)
+    rows = scores.sort(dim=1, descending=True, stable=True).indices[:, : top_k or 67]
+    sums = torch.full_like(scores, -torch.inf).scatter(1, rows, (scores + noise).gather(1, rows))
+    wanted = sums.argmax(dim=1).tolist()
+    found = drawn([23, 23, 21], scores, noise, top_k)
+    assert found == [wanted] * 3, f"16 random rows of 67 tokens on 3 ranks, top_k {top_k}: {wanted}; yours: {found}"
 
 
 # -- a pipeline's schedule ---------------------------------------------------------------------------------------------

@@ -76,6 +76,7 @@ FIGURES = [
     Figure("phases/p12_parallelism/figures/pipeline.svg", pipeline.pipeline),
     Figure("phases/p12_parallelism/figures/ranks.svg", ranks.ranks),
     Figure("phases/p12_parallelism/figures/roofline.svg", roofline.roofline),
+    Figure("phases/p12_parallelism/figures/measured.svg", roofline.measured),
     Figure("phases/p13_serving/figures/sides.svg", sides.sides),
     Figure("phases/p13_serving/figures/way.svg", way.way),
     Figure("phases/p13_serving/figures/blocked.svg", blocked.blocked),
