@@ -76,13 +76,13 @@ def wanted(settings: Mapping[str, Any]) -> Interpreted | None:
     Must come before Triton is imported. Raises ConfigError as `Settings` does.
     """
     from gradus.config.settings import Settings
-    from gradus.exercises.declaration import exercises_of
+    from gradus.exercises.declaration import has_kernels
     from gradus.kernels import INTERPRET
     from gradus.models.precision import resolve_device
 
     given = Settings.of(settings)
     info = phases.find(given.phase) if given.phase is not None else None
-    if info is None or not info.has("exercise") or not any(one.interpreted for one in exercises_of(info)):
+    if info is None or not has_kernels(info):
         return None
     if resolve_device(given.device).type != "cpu" or find_spec("triton") is None:
         return None
