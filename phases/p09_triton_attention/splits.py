@@ -121,6 +121,4 @@ def attention(
     """
     if longest == 1 and not any(value is not None for value in special.values()):
         return split_attention(q, keys, values, tables, lengths, scale)
-    return paged_attention(
-        q, keys, values, tables, query_start, lengths, longest=longest, scale=scale, **special
-    )
+    return paged_attention(q, keys, values, tables, query_start, lengths, longest=longest, scale=scale, **special)

@@ -110,13 +110,13 @@ WRONG = {
     ),
     "sums are added without a common peak": (
         "splits.py",
-        "shrink = tl.exp(peak - tl.where(highest == float(\"-inf\"), 0.0, highest))  # -inf - -inf would be NaN",
-        "shrink = tl.where(peak == float(\"-inf\"), 0.0, 1.0)",
+        'shrink = tl.exp(peak - tl.where(highest == float("-inf"), 0.0, highest))  # -inf - -inf would be NaN',
+        'shrink = tl.where(peak == float("-inf"), 0.0, 1.0)',
         "from the softmax over all keys",
     ),
     "no part has a key": (
         "splits.py",
-        "tl.exp(peak - tl.where(highest == float(\"-inf\"), 0.0, highest))",
+        'tl.exp(peak - tl.where(highest == float("-inf"), 0.0, highest))',
         "tl.exp(peak - highest)",
         "no part has a key: every peak is -inf, and -inf - -inf is NaN",
     ),

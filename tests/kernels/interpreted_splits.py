@@ -58,7 +58,9 @@ def test_every_key_belongs_to_one_part(parts):
         found = parts_of(length, parts)
         for key in range(length):
             owners = sum(start <= key < stop for start, stop in found)
-            assert owners == 1, f"{length} keys, {parts} parts: key {key} is to be read once, and is read {owners} times: {found}"
+            assert owners == 1, (
+                f"{length} keys, {parts} parts: key {key} is to be read once, and is read {owners} times: {found}"
+            )
         beyond = [each for each in found if each[1] > max(length, each[0])]
         assert not beyond, f"{length} keys, {parts} parts: none may end behind the last key, and yours are {found}"
 

@@ -1,9 +1,9 @@
 """A phase's kernels on a machine without a GPU: Triton interprets them, on a tiny model, and what ran is counted.
 
-    here = interpreted.wanted(settings)         # None unless the phase has kernels to write, and nothing to run them
-    with here.counting():
-        …                                       # a run with here.settings
-    for line in here.report(completions, text, params): …
+here = interpreted.wanted(settings)         # None unless the phase has kernels to write, and nothing to run them
+with here.counting():
+    …                                       # a run with here.settings
+for line in here.report(completions, text, params): …
 """
 
 import os
@@ -77,7 +77,6 @@ def wanted(settings: Mapping[str, Any]) -> Interpreted | None:
     """
     from gradus.config.settings import Settings
     from gradus.exercises.declaration import has_kernels
-    from gradus.kernels import INTERPRET
     from gradus.models.precision import resolve_device
 
     given = Settings.of(settings)
@@ -86,11 +85,22 @@ def wanted(settings: Mapping[str, Any]) -> Interpreted | None:
         return None
     if resolve_device(given.device).type != "cpu" or find_spec("triton") is None:
         return None
+    ask()
+    usual = {"model": MODEL, "dtype": "float32"}
+    return Interpreted(info, usual | {name: value for name, value in settings.items() if value is not None})
+
+
+def ask() -> None:
+    """Make Triton interpret. Raises ConfigError where it is not installed, or imported already to compile."""
+    from gradus.kernels import INTERPRET
+
+    if find_spec("triton") is None:
+        raise ConfigError(
+            "the kernels need Triton, also without a GPU: run pip install triton (there is one for Linux)"
+        )
     if "triton" in sys.modules and os.environ.get(INTERPRET) != "1":
         raise ConfigError(f"Triton is imported already, and not to interpret: set {INTERPRET}=1 before Python starts")
     os.environ[INTERPRET] = "1"
-    usual = {"model": MODEL, "dtype": "float32"}
-    return Interpreted(info, usual | {name: value for name, value in settings.items() if value is not None})
 
 
 def _first_parting(right: Sequence[int], found: Sequence[int]) -> str:
