@@ -86,8 +86,8 @@ def _recordings(
     settings: dict[str, Any],
 ) -> "list[Recording]":
     from gradus.bench.contenders.workbench import Workbench
-    from gradus.cli.progress import Bars, working
     from gradus.cli import interpreted
+    from gradus.cli.progress import Bars, working
     from gradus.config.options import FINAL
     from gradus.config.settings import Settings
     from gradus.course.xray import runs

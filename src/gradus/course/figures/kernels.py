@@ -91,10 +91,10 @@ TOGETHER = ["qkv", "heads, store", "", "attend", "out, +", "gate, up", "down, +"
 
 
 def layer() -> Drawing:
-    """Draw the launches of one layer: a row for each group, next to p09's kernel for it."""
+    """Draw the launches of one layer: a row for each group, next to the final engine's kernel for it."""
     drawing = Drawing("A layer's small launches, and the kernels that take their place", 330)
     drawing.words(0, 18, "p06", bold=True)
-    drawing.words(600, 18, "p09", bold=True)
+    drawing.words(600, 18, "final engine", bold=True)
     for row, names in enumerate(APART):
         y = 30 + row * 38
         for place, name in enumerate(names):
