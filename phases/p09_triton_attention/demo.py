@@ -6,6 +6,7 @@ One step of one layer, with the heads of a model: Ann and Cy decode, and a chunk
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 import triton
@@ -77,10 +78,11 @@ def softmax_lines() -> Iterator[str]:
 def step(config: ModelConfig, which: tuple[tuple[str, int, int], ...]) -> tuple[Plan, PageTensors]:
     """A plan of these spans, and pages for their keys, which are noise."""
     pages = iter(range(1, 1000))
+    tables = [tuple(next(pages) for _ in range(-(-length // PAGE))) for _, _, length in which]
     spans = [
-        Span(None, slot, length - new, range(new), 1, TableChange(0, (tuple(next(pages) for _ in range(-(-length // PAGE))),)))
-        for slot, (_, new, length) in enumerate(which)
-    ]  # fmt: skip
+        Span(None, slot, length - new, range(new), 1, TableChange(0, (table,)))
+        for slot, ((_, new, length), table) in enumerate(zip(which, tables, strict=True))
+    ]
     storage = PageTensors(config, next(pages), PAGE, torch.float32, CPU)
     for stored in (storage.keys[0], storage.values[0]):
         stored.normal_()
@@ -108,7 +110,9 @@ class Moved(TorchDispatchMode):
         super().__init__()
         self.total = 0
 
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         result = function(*args, **kwargs or {})
         if not function.is_view and "empty" not in function.name():
             written = sum(each.nbytes for each in flat(result))

@@ -1,4 +1,4 @@
-"""A model of Llama's kind with the norm kernel in it: each addition waits for the norm behind it, and both are a launch.
+"""A model of Llama's kind with the norm kernel in it: an addition waits for the next norm, and both are one launch.
 
     x = x + attention(norm(x))            x, delta = …, attention(add_rms_norm(x, delta))
     x = x + mlp(norm(x))           →      x, delta = …, mlp(add_rms_norm(x, delta))

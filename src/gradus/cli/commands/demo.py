@@ -29,7 +29,7 @@ def demo(
     """Show what a phase's idea changes: the phase before, then the phase, on one small workload on this CPU.
 
     Takes about half a minute on two cores. For numbers to quote, there is gradus bench. p09 and p12 to p14
-    have programs of their own: what kernels read, ranks at work, what blocks a server, and the experts that a crowd reads.
+    have programs of their own: what kernels read, ranks at work, what blocks a server, and a crowd's experts.
 
     Examples:
 
