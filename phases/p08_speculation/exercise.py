@@ -29,8 +29,8 @@ DRAFTING = Exercise(
     why={
         "seen_before": (
             "The longest ending is tried first, because a longer match predicts better, and the latest place first, "
-            "because texts repeat what they said recently. The scan is quadratic in the worst case; the final "
-            "engine keeps an index instead."
+            "because texts repeat what they said recently. A look-up reads the whole text, so an answer takes "
+            "quadratic time; the final engine keeps an index instead."
         ),
         "continuation": (
             "It reads from the list that it appends to, so a copy may run over the old end of the text. That is how "

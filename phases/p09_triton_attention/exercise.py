@@ -1,4 +1,7 @@
-"""The student writes add and norm in one pass, then the online softmax. No GPU is needed: Triton interprets."""
+"""The student writes add and norm in one pass, the online softmax, and its division among programs.
+
+No GPU is needed: Triton interprets.
+"""
 
 from gradus.exercises import Exercise
 
@@ -31,6 +34,7 @@ NORM = Exercise(
     alone="tests/kernels/interpreted_norm.py",
     triton=True,
     interpreted=True,
+    run=True,
 )
 
 SOFTMAX = Exercise(
@@ -58,9 +62,52 @@ SOFTMAX = Exercise(
             "which -inf would meet -inf."
         ),
     },
-    tests=("tests/kernels/interpreted_p09.py",),
+    alone="tests/kernels/interpreted_p09.py",
     triton=True,
     interpreted=True,
+    run=True,
 )
 
-EXERCISES = (NORM, SOFTMAX)
+SPLITS = Exercise(
+    file="phases/p09_triton_attention/splits.py",
+    functions={
+        "keys_of_part": (
+            "The kernel reads KEYS at a time, so what costs a program time is a block, full or not. How many blocks "
+            "are there, and how would you deal them out so that no program has two more than another?",
+            "Number the blocks, and let part p begin where the share of all parts before it ends: at block p * blocks "
+            "// PARTS. It ends where part p + 1 begins, so no key is left out and none is read twice. The last block "
+            "may be cut short by `length`. (An even share rounded up, times p, works too; see to it that parts behind "
+            "the end are empty.)",
+            "blocks = tl.cdiv(length, KEYS) · start = part * blocks // PARTS * KEYS · stop = (part + 1) * blocks // "
+            "PARTS * KEYS · return start, tl.minimum(stop, length).",
+        ),
+        "combine": (
+            "Each part subtracted its own peak before it took exponentials, so sums of two parts are on two scales. "
+            "Which scale do you bring them to? And which peak has a part that had no keys?",
+            "Take the greatest peak of all parts. A part's sums are too large by exp(that - its own peak): multiply "
+            "both by exp(its own peak - that). Then add up the totals, add up the weighted values, and divide. If no "
+            "part has a key, every peak is -inf and every total 0: subtract 0, and divide by 1.",
+            "highest = tl.max(peak, 0) · shrink = tl.exp(peak - tl.where(highest == float('-inf'), 0.0, highest)) · "
+            "total = tl.sum(total * shrink, 0) · return tl.sum(seen * shrink[:, None], 0) / tl.where(total == 0.0, "
+            "1.0, total).",
+        ),
+    },
+    text="Let several programs share one long sequence. You decide who reads which keys, and put together what they "
+    "leave. Any division will do that reads each key once and keeps no program longer than an even share would.",
+    why={
+        "keys_of_part": (
+            "Dealing out whole blocks by `p * blocks // PARTS` needs no case for what is left over: shares differ by "
+            "one block at most. Everything comes from `length`, which is on the GPU, so the launch need not know it."
+        ),
+        "combine": (
+            "This is `take_in` again, with parts for blocks: bring all sums to the greatest peak, add, and divide "
+            "once. It always adds in the same order, whichever program ends first, so a step gives the same bits."
+        ),
+    },
+    alone="tests/kernels/interpreted_splits.py",
+    triton=True,
+    interpreted=True,
+    run=True,
+)
+
+EXERCISES = (NORM, SOFTMAX, SPLITS)

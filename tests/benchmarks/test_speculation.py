@@ -1,6 +1,7 @@
 """The measuring of drafters, rehearsed on a tiny model: every cell, and a report that says what the samples say."""
 
 import re
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -207,9 +208,31 @@ def test_the_report_shows_how_far_acceptance_is_from_what_was_predicted():
 
 def test_the_figure_has_speed_and_acceptance_of_every_drafter():
     assert not list(speculation_report.STUDY.figures(found(), "NVIDIA H200")), "two sizes make no curve"
-    ((name, picture),) = speculation_report.STUDY.figures(found(batches=(1, 8, 32)), "NVIDIA H200")
-    assert name == "open.svg" and [one.name for one in picture.series] == ["ngram: speed", "ngram: tokens per step"]
-    assert picture.series[0].y == [2.0] * 3 and "ngram: speed" in plots.draw(picture)
+    figures = dict(speculation_report.STUDY.figures(found(batches=(1, 8, 32)), "NVIDIA H200"))
+    assert [*figures] == ["ngram.svg", "open.svg", "open-steps.svg"]
+    assert [[one.name for one in picture.series] for picture in figures.values()] == [
+        ["Open questions"], ["ngram"], ["ngram"],
+    ]  # fmt: skip
+    assert figures["open.svg"].series[0].y == figures["ngram.svg"].series[0].y == [2.0] * 3
+    assert "Open questions" in plots.draw(figures["ngram.svg"])
+
+
+def test_a_drafter_has_the_same_color_on_all_hardware():
+    """Lines get colors in their order, and runs name drafters in different orders."""
+    measured = found(batches=(1, 8, 32))
+    for cell in measured.runs[0].cells:
+        ngram = cell.entry("ngram")
+        cell.entries[:] = [replace(ngram, contender=name) for name in ("eagle", "medusa", "ngram")] + [cell.entry(NONE)]
+    pictures = dict(speculation_report.STUDY.figures(measured, "NVIDIA H200"))
+    assert [one.name for one in pictures["open.svg"].series] == ["ngram", "medusa", "eagle"]
+
+
+def test_a_chart_that_a_study_does_not_have_is_refused(tmp_path):
+    results.write(results.path(tmp_path, "h200", "speculation"), found(batches=(1, 8, 32)))
+    page = tmp_path / "README.md"
+    page.write_text("<!-- results:begin speculation/closed/chart -->\n<!-- results:end -->\n")
+    with pytest.raises(ConfigError, match="no chart 'closed', only ngram, open, open-steps"):
+        [*report.outdated_pages(tmp_path, [page])]
 
 
 def test_a_page_shows_the_chart_alone_and_its_sentences_quote_the_samples(tmp_path):
@@ -220,7 +243,7 @@ def test_a_page_shows_the_chart_alone_and_its_sentences_quote_the_samples(tmp_pa
         "<!-- results:begin speculation/chart -->\n<!-- results:end -->\n"
     )
     (stale,) = report.outdated_pages(tmp_path, [page])
-    assert stale.text.startswith("It is 2.00<!-- ") and "](h200/speculation/open.svg)" in stale.text
+    assert stale.text.startswith("It is 2.00<!-- ") and "](h200/speculation/ngram.svg)" in stale.text
     assert "](h200/speculation/report.md)" in stale.text and "|" not in stale.text
 
 

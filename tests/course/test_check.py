@@ -332,7 +332,7 @@ def test_a_check_that_needs_triton_says_where_it_is_to_be_had(monkeypatch, syste
     monkeypatch.setattr(sys, "platform", system)
     monkeypatch.setattr(course_check, "find_spec", lambda name: None if name == "triton" else name)
     found = [each for phase in ("p09", "p10") for each in exercises_of(phases.find(phase)) if each.triton]
-    assert [each.file_name for each in found] == ["norm.py", "paged_attention.py", "graph_runner.py"]
+    assert [each.file_name for each in found] == ["norm.py", "paged_attention.py", "splits.py", "graph_runner.py"]
     for each in found:
         with pytest.raises(ConfigError, match=f"{each.file_name} needs triton, .* {remedy}"):
             course_check._require_tests(ROOT, each)

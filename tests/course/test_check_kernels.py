@@ -65,6 +65,67 @@ WRONG = {
         "    weight = tl.exp(score)\n    shrink = tl.exp(base - base)\n",
         "exp(score) overflows or is 0 unless the greatest score is subtracted",
     ),
+    "the last block is left out": (
+        "splits.py",
+        "blocks = tl.cdiv(length, KEYS)",
+        "blocks = length // KEYS",
+        "1 keys, 1 parts: key 0 is to be read once, and is read 0 times: [(0, 0)]",
+    ),
+    "parts overlap by a key": (
+        "splits.py",
+        "return start, tl.minimum(stop, length)",
+        "return tl.maximum(start - 1, 0), tl.minimum(stop, length)",
+        "is read 2 times",
+    ),
+    "a part goes on behind the end": (
+        "splits.py",
+        "return start, tl.minimum(stop, length)",
+        "return start, stop",
+        "1 keys, 1 parts: none may end behind the last key, and yours are [(0, 32)]",
+    ),
+    "the last part takes what is left over": (
+        "splits.py",
+        "    stop = (part + 1) * blocks // PARTS * KEYS\n",
+        "    start = part * (blocks // PARTS) * KEYS\n"
+        "    stop = tl.where(part == PARTS - 1, length, (part + 1) * (blocks // PARTS) * KEYS)\n",
+        "so with 4 parts none needs more than 1 of them; one of yours takes 2",
+    ),
+    "one part has all the keys": (
+        "splits.py",
+        "return start, tl.minimum(stop, length)",
+        "return length * 0, tl.where(part == 0, length, 0)",
+        "none needs more than 1 of them; one of yours takes 2",
+    ),
+    "parts count alike, whatever their totals": (
+        "splits.py",
+        "    return tl.sum(seen * shrink[:, None], 0) / tl.where(total == 0.0, 1.0, total)",
+        "    return tl.sum(seen / total, 0)",
+        "halves: off by",
+    ),
+    "each part is divided before they are added": (
+        "splits.py",
+        "    total = tl.sum(total * shrink, 0)\n",
+        "    seen = seen / tl.where(total == 0.0, 1.0, total)[:, None]\n    total = tl.sum(shrink, 0)\n",
+        "from the softmax over all keys",
+    ),
+    "sums are added without a common peak": (
+        "splits.py",
+        'shrink = tl.exp(peak - tl.where(highest == float("-inf"), 0.0, highest))  # -inf - -inf would be NaN',
+        'shrink = tl.where(peak == float("-inf"), 0.0, 1.0)',
+        "from the softmax over all keys",
+    ),
+    "no part has a key": (
+        "splits.py",
+        'tl.exp(peak - tl.where(highest == float("-inf"), 0.0, highest))',
+        "tl.exp(peak - highest)",
+        "no part has a key: every peak is -inf, and -inf - -inf is NaN",
+    ),
+    "nothing is divided by nothing": (
+        "splits.py",
+        "tl.where(total == 0.0, 1.0, total)",
+        "total",
+        "no part has a key",
+    ),
 }
 
 

@@ -12,6 +12,7 @@ from gradus.config.options import EngineOptions
 from gradus.engine.request import Request, SamplingParams
 from phases.p09_triton_attention import norm
 from phases.p09_triton_attention.paged_attention import paged_attention
+from phases.p09_triton_attention.splits import split_attention
 from tests.gpu.test_phases import model_on, requests
 from tests.kernels.cases import Step
 from tests.pairwise import pairwise
@@ -43,6 +44,18 @@ def test_paged_attention_does_what_the_formula_says(shape, spans, options, dtype
         step.numbers(step.query_start).long(), step.numbers(step.lengths).long(),
         longest=max(count for count, _ in spans), scale=0.3, window=step.window, softcap=step.softcap,
     )  # fmt: skip
+    expected = step.expected()
+    assert (found.double() - expected).norm() <= (1e-5 if dtype == torch.float32 else 1e-2) * expected.norm()
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("spans", [DECODES, DECODES[:4]], ids=["many", "few"])
+def test_split_attention_does_what_the_formula_says(shape, spans, dtype):
+    step = Step(spans, device="cuda", dtype=dtype, **SHAPES[shape])
+    lengths = step.numbers(step.lengths).long()
+    found = split_attention(step.q, step.keys, step.values, step.tables[step.slots].long(), lengths, 0.3)
     expected = step.expected()
     assert (found.double() - expected).norm() <= (1e-5 if dtype == torch.float32 else 1e-2) * expected.norm()
 

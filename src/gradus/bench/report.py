@@ -387,7 +387,7 @@ def block(wanted: str, root: Path, page: Path) -> str:
         written = scripts.parts(wanted, root.parent / "benchmarks", page)
         return f"\n{render_parts(written)}\n" if written else NOT_YET.format(command=scripts.command(wanted))
     if chart and (study := STUDIES.get(name)) is not None:
-        return _chart_of_study(study, root, page)
+        return _chart_of_study(study, only, root, page)
     if name not in registry.reported():
         if name in {phase.name for phase in phases.available()}:
             return NOT_YET.format(command=f"gradus bench {name}")
@@ -417,13 +417,20 @@ def _beside_command(section: str) -> str:
     return "python benchmarks/beside_vllm.py" + (f" --cases {group}" if group else "")
 
 
-def _chart_of_study(study: Study, root: Path, page: Path) -> str:
-    """A study's first chart, for each hardware."""
+def _chart_of_study(study: Study, only: str, root: Path, page: Path) -> str:
+    """A chart of a study, for each hardware. only: the chart's name; "" is the first one.
+
+    Raises ConfigError if a study has results and no such chart.
+    """
     parts: list[str] = []
     for found in results.find(root):
         if found.benchmark == study.name:
-            file, picture = next(iter(study.figures(found, hardware_title(found.hardware))))
-            parts += _drawn(found, picture.title, file, _folder(found, root, page))
+            charts = {name: picture.title for name, picture in study.pictures(found.runs[0])}
+            name = only or next(iter(charts))
+            if name not in charts:
+                raise ConfigError(f"{page}: {study.name} has no chart {only!r}, only {', '.join(charts)}")
+            file = figure_name(found, found.runs[0], name)
+            parts += _drawn(found, charts[name], file, _folder(found, root, page))
     return f"\n{render_parts(parts)}\n" if parts else NOT_YET.format(command=f"gradus bench {study.name}")
 
 

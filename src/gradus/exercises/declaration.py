@@ -17,10 +17,11 @@ class Exercise:
     functions: "Class.method" or "function", each with three hints: where to look, what to do, almost how.
     text: the task, in a few sentences; the lesson explains the rest.
     why: an explanation of each of our functions, shown next to the student's once that passes.
-    alone: the only file of tests that judges it, if no engine uses it; "" for all tests of the phase.
+    alone: the only file of tests that judges it, as of one that no engine uses; "" for all tests of the phase.
     tests: further files of tests that judge the file in addition to the phase's own, if it is in src.
     triton: the file, or a module that it imports, needs Triton, so it can be judged only on Linux.
     interpreted: the file is a Triton kernel, which is judged in Triton's interpreter, on the CPU.
+    run: the phase's engine runs the file although `alone` judges it.
     """
 
     file: str
@@ -31,6 +32,7 @@ class Exercise:
     alone: str = ""
     triton: bool = False
     interpreted: bool = False
+    run: bool = False
 
     @property
     def module(self) -> str:
@@ -49,6 +51,11 @@ def exercises_of(phase: PhaseInfo) -> tuple[Exercise, ...]:
     module = phase.module("exercise")
     exercises: tuple[Exercise, ...] = module.EXERCISES if hasattr(module, "EXERCISES") else (module.EXERCISE,)
     return exercises
+
+
+def has_kernels(phase: PhaseInfo) -> bool:
+    """Whether the student writes kernels there, which Triton interprets where there is no GPU."""
+    return phase.has("exercise") and any(exercise.interpreted for exercise in exercises_of(phase))
 
 
 def repository(phase: PhaseInfo) -> Path:

@@ -232,8 +232,8 @@ def _unfinished(info: PhaseInfo, found: list[Found]) -> str:
 
 def _note(info: PhaseInfo, found: list[Found]) -> str:
     """ "your p04: cache.py; ours: attention.py, scheduler.py (PagedBatching.preempt still to be written)" """
-    # no engine runs exercises that are judged alone; a phase that is a program runs all of its own
-    run = [one for one in exercises_of(info) if not one.alone or not info.has("engine")]
+    # hardly any engine runs exercises that are judged alone; a phase that is a program runs all of its own
+    run = [one for one in exercises_of(info) if not one.alone or one.run or not info.has("engine")]
     theirs = _names(one.file for one in found if one.complete and one.exercise in run)
     ours = [_ours(one, found) for one in run if not _is_theirs(one, found)]
     return f"your {info.name}: {', '.join(theirs) or 'nothing'}" + (f"; ours: {', '.join(ours)}" if ours else "")

@@ -16,6 +16,7 @@ in this order:
     cpu/        a processor's kernels, in numba
 """
 
+import os
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,8 @@ from gradus.errors import ConfigError
 
 if TYPE_CHECKING:
     import torch
+
+INTERPRET = "TRITON_INTERPRET"  # Triton's own variable
 
 
 def missing(device: str) -> str | None:
@@ -38,6 +41,12 @@ def missing(device: str) -> str | None:
     if torch.cuda.is_available() and not (able := capability(torch.device(device))).runs_kernels:
         return f"the GPU has compute capability {able}, and Triton's kernels need {OLDEST} or newer"
     return None
+
+
+def interpreted() -> bool:
+    """Whether Triton was asked to run kernels as Python, on the CPU, and is there to do so. It reads the variable when
+    it is imported."""
+    return os.environ.get(INTERPRET) == "1" and find_spec("triton") is not None
 
 
 def check_kv_dtype(kv_dtype: str, device: "torch.device", kernels: bool) -> None:

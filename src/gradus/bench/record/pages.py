@@ -8,7 +8,8 @@ A pair of comments encloses a table, which a report replaces:
     <!-- results:begin ladder -->           the ladder
     <!-- results:begin beside-vllm -->      both engines, all models in one table
     <!-- results:begin beside-vllm/sampling -->  the same for one section
-    <!-- results:begin speculation/chart -->  a study's chart
+    <!-- results:begin speculation/chart -->  a study's first chart
+    <!-- results:begin speculation/open/chart -->  another, by its name
     <!-- results:begin agents -->           a script's results (`scripts`)
     <!-- results:end -->
 

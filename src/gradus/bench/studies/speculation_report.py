@@ -23,7 +23,10 @@ TABLES = {
     "code": "Functions to be completed",
     "open": "Open questions",
 }
-FIGURE = "open"  # the table that the figure shows
+FIGURE, STEPS = "open", "open-steps"  # the table that the figures of all drafters show, and what their second counts
+NGRAM, NGRAM_TEXTS = "ngram", ("copy", "open")  # the drafter that has a figure of its own, and its texts
+DRAFTERS = (NGRAM, "medusa", "eagle", DRAFT_MODEL)
+TIMES = "rate, times that without drafts"
 FEWEST = 3  # batch sizes that justify a figure; for two, the table is enough
 SLOWER = 0.99  # of the rate without drafts; below it, drafts count as a loss
 
@@ -143,7 +146,7 @@ def tables_of(found: Results, run: Run) -> Iterator[Part]:
         yield f"*Beside vLLM {version}*: the same prompts {when}, in processes of its own"
         yield vllm_table(beside)
     if len(run.of(FIGURE)) >= FEWEST:
-        yield figure(found, run, FIGURE, TABLES[FIGURE])
+        yield from (figure(found, run, name, picture.title) for name, picture in pictures_of(run))
 
 
 def rates_table(cells: list[Cell]) -> Rows:
@@ -224,33 +227,51 @@ def _same(entry: Entry) -> str:
 
 
 def pictures_of(run: Run) -> Iterator[tuple[str, Picture]]:
-    """Acceptance and speed of every drafter by batch."""
-    cells = sorted(run.of(FIGURE), key=lambda cell: cell.batch)
+    """By batch: the speed of n-grams on two kinds of text; then speed and acceptance of every drafter on one."""
+    cells = by_batch(run, FIGURE)
     if len(cells) < FEWEST:
         return
-    series = [each(name, cells) for name in names_of(cells) for each in (_speed, _acceptance)]
-    yield (
-        FIGURE,
-        Picture(
-            kind="lines",
-            title=f"{TABLES[FIGURE]}: what drafts bring, by sequences at once",
-            subtitle="",
-            x_label="sequences at once",
-            y_label="times none; tokens per step",
-            series=tuple(one for one in series if one.x),
-            labels=tuple((place, cell.row) for place, cell in enumerate(cells)),
-        ),
+    names = sorted(names_of(cells), key=_place)
+    looked_up = [_speed(text, NGRAM, by_batch(run, text), cells) for text in NGRAM_TEXTS]
+    yield NGRAM, _picture("What n-gram drafts bring, by sequences at once", TIMES, looked_up, cells)
+    title = f"{TABLES[FIGURE]}: what drafts bring, by sequences at once"
+    yield FIGURE, _picture(title, TIMES, [_speed(name, name, cells, cells) for name in names], cells)
+    title = f"{TABLES[FIGURE]}: tokens of a sequence per step, by sequences at once"
+    yield STEPS, _picture(title, "tokens per step", [_acceptance(name, cells) for name in names], cells)
+
+
+def by_batch(run: Run, table: str) -> list[Cell]:
+    return sorted(run.of(table), key=lambda cell: cell.batch)
+
+
+def _place(name: str) -> tuple[int, str]:
+    """A drafter's place among the lines, and so its color: the same on all hardware."""
+    return (DRAFTERS.index(name) if name in DRAFTERS else len(DRAFTERS)), name
+
+
+def _picture(title: str, y_label: str, series: list[Series], cells: list[Cell]) -> Picture:
+    return Picture(
+        kind="lines",
+        title=title,
+        subtitle="",
+        x_label="sequences at once",
+        y_label=y_label,
+        series=tuple(one for one in series if one.x),
+        labels=tuple((place, cell.row) for place, cell in enumerate(cells)),
     )
 
 
-def _speed(name: str, cells: list[Cell]) -> Series:
-    return Series.of(f"{name}: speed", enumerate(ratios(cell, name) for cell in cells))
+def _speed(title: str, name: str, cells: list[Cell], marked: list[Cell]) -> Series:
+    """The rate of a drafter in cells. marked: the cells whose batches the axis has."""
+    batches = [cell.batch for cell in marked]
+    points = ((batches.index(cell.batch), ratios(cell, name)) for cell in cells if cell.batch in batches)
+    return Series.of(TABLES.get(title, title), points)
 
 
 def _acceptance(name: str, cells: list[Cell]) -> Series:
     means = [(mean,) if (entry := cell.entry(name)) and (mean := tokens_per_step(entry)) is not None else ()
              for cell in cells]  # fmt: skip
-    return Series.of(f"{name}: tokens per step", enumerate(means))
+    return Series.of(name, enumerate(means))
 
 
 # -- report.md ---------------------------------------------------------------------------------------------------------

@@ -7,8 +7,9 @@ from typing import Annotated
 from typer import Argument, Option
 
 from gradus import phases
-from gradus.cli import terminal
+from gradus.cli import interpreted, terminal
 from gradus.errors import ConfigError
+from gradus.exercises.declaration import has_kernels
 
 Out = Annotated[Path | None, Option("--out", "-o", help="Also write the chart to this file: .png or .svg.")]
 Model = Annotated[
@@ -17,16 +18,18 @@ Model = Annotated[
         "--model",
         "-m",
         help="As in `gradus generate`. By default smollm2-135m, or random weights of its shape if it is not pulled; "
-        "for p12 a tiny one.",
+        "for p09 and p12 one of random weights.",
     ),
 ]
 
 
-def demo(phase: Annotated[str, Argument(help="p01 to p06, p11 to p14.")], out: Out = None, model: Model = None) -> int:
+def demo(
+    phase: Annotated[str, Argument(help="p01 to p06, p09, p11 to p14.")], out: Out = None, model: Model = None
+) -> int:
     """Show what a phase's idea changes: the phase before, then the phase, on one small workload on this CPU.
 
-    Takes about half a minute on two cores. For numbers to quote, there is gradus bench. p12 to p14 have
-    programs of their own: ranks at work, what blocks a server, and the experts that a crowd reads.
+    Takes about half a minute on two cores. For numbers to quote, there is gradus bench. p09 and p12 to p14
+    have programs of their own: what kernels read, ranks at work, what blocks a server, and a crowd's experts.
 
     Examples:
 
@@ -71,9 +74,13 @@ def demo(phase: Annotated[str, Argument(help="p01 to p06, p11 to p14.")], out: O
 
 
 def _program(phase: str) -> ModuleType | None:
-    """The demo that a phase without an engine brings along, as its module demo.py."""
+    """The demo that a phase has as its module demo.py, instead of one of two engines."""
     found = next((one for one in phases.available() if phase in (one.name, one.folder)), None)
-    return found.module("demo") if found is not None and found.has("demo") else None
+    if found is None or not found.has("demo"):
+        return None
+    if has_kernels(found):
+        interpreted.ask()
+    return found.module("demo")
 
 
 def _refuse_chart(phase: str, out: Path | None) -> None:

@@ -337,12 +337,16 @@ def _print_next(info: "PhaseInfo", impl: Path | None) -> None:
     if all(row.state == "passed" for row in rows):
         folder = impl.parent if impl is not None and impl.is_file() else impl  # an engine needs all of its files
         where = f" --impl {folder or progress.FOLDER}"
-        runs = where + (" --device cuda" if any(row.exercise.interpreted for row in rows) else "")
         print(f"\nAll of {info.name} is written. Now try:")
         print(f"  gradus solution {info.name}{'' if impl is None else where}    # yours next to ours, and why")
         if info.has("engine"):
+            kernels = any(row.exercise.interpreted for row in rows)
+            runs = f"{where} --device cuda" if kernels and _has_gpu() else where
             print(f'  gradus generate "Once upon a time" --phase {info.name}{runs}')
-            print(f"  gradus bench {info.name} --quick{runs}")
+            if kernels and runs == where:  # its bench has rows for a GPU alone
+                print(f"  gradus xray {info.name}{where}")
+            else:
+                print(f"  gradus bench {info.name} --quick{runs}")
         else:
             print(f"  python -m phases.{info.folder}{where}")
         every = list(progress.standings())
@@ -350,6 +354,12 @@ def _print_next(info: "PhaseInfo", impl: Path | None) -> None:
         rows = later if any(row.state != "passed" for row in later) else every
     command, why = progress.next_step(rows)
     terminal.print_command(f"Next: {why}", command)
+
+
+def _has_gpu() -> bool:
+    from gradus.models.precision import resolve_device
+
+    return resolve_device("auto").type == "cuda"
 
 
 def _print_diff(lines: list[str]) -> None:

@@ -1,11 +1,12 @@
 """`gradus generate`: continue one prompt, and show the text as it arrives."""
 
 from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from gradus.cli import options, terminal
+from gradus.cli import interpreted, options, terminal
 from gradus.cli.engine import open_llm
 from gradus.engine.request import SamplingParams
 from gradus.errors import RequestError
@@ -82,17 +83,37 @@ def generate(
 
 def _run(text: str, params: SamplingParams, settings: dict[str, Any], *, stream: bool | None, json: bool) -> int:
     """Generate, and show the answers. Returns the exit status."""
+    kernels = interpreted.wanted(settings)
+    if kernels is not None:
+        terminal.print_note(kernels.note)
+        settings, params = kernels.settings, kernels.shortened(params)
     llm = open_llm(settings, max_sequences=params.n)
-    deltas = llm.stream(text, params)
-    if json:
-        completions = _stream_json(deltas) if stream else _whole_json(llm, deltas)
-    else:
-        completions = _stream_text(deltas) if stream is not False and params.n == 1 else _whole_text(deltas)
-        terminal.print_note(terminal.statistics(completions))
+    with kernels.counting() if kernels is not None else nullcontext():
+        deltas = llm.stream(text, params)
+        if json:
+            completions = _stream_json(deltas) if stream else _whole_json(llm, deltas)
+        else:
+            completions = _stream_text(deltas) if stream is not False and params.n == 1 else _whole_text(deltas)
+            terminal.print_note(terminal.statistics(completions))
     failed = [completion for completion in completions if completion.finish_reason == "error"]
-    for completion in failed if params.structured is not None else ():
+    for completion in failed if params.structured is not None or kernels is not None else ():
         terminal.print_note(f"error: {completion.error}")
-    return 1 if failed else 0
+    parted = kernels is not None and not failed and not _compared(kernels, text, params, completions)
+    return 1 if failed or parted else 0
+
+
+def _compared(
+    kernels: interpreted.Interpreted, text: str, params: SamplingParams, completions: list[Completion]
+) -> bool:
+    """Say which kernels ran, and whether the tokens are the reference's. Returns that."""
+    for line in kernels.kernels():
+        terminal.print_note(line)
+    parting = kernels.parting(text, params, completions)
+    tokens = " ".join(str(token) for completion in completions for token in completion.token_ids)
+    terminal.print_note(f"tokens {tokens}" + ("" if parting else f": the same as {interpreted.REFERENCE}'s, in torch"))
+    if parting:
+        terminal.print_mistake(f"the tokens are not those of the reference: {parting}")
+    return parting is None
 
 
 def _stream_text(deltas: Iterable[Delta]) -> list[Completion]:

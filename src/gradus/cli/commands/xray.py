@@ -86,7 +86,9 @@ def _recordings(
     settings: dict[str, Any],
 ) -> "list[Recording]":
     from gradus.bench.contenders.workbench import Workbench
+    from gradus.cli import interpreted
     from gradus.cli.progress import Bars, working
+    from gradus.config.options import FINAL
     from gradus.config.settings import Settings
     from gradus.course.xray import runs
     from gradus.exercises import solution
@@ -98,8 +100,14 @@ def _recordings(
     yours = None if impl is None else solution.load(names[0], impl)
     if yours is not None:
         terminal.print_note(yours.note)
+    phases = [name for name in names if name != FINAL]
+    asked = {"model": model, **{name: settings[name] for name in ("device", "dtype") if name in settings}}
+    kernels = next((found for name in phases if (found := interpreted.wanted({**asked, "phase": name}))), None)
     chosen = model or (scene and scene.model) or runs.usual_model()
-    if model is None and chosen == runs.RANDOM:
+    if kernels is not None:
+        terminal.print_note(kernels.note)
+        chosen, settings = kernels.settings["model"], settings | {"dtype": kernels.settings["dtype"]}
+    elif model is None and chosen == runs.RANDOM:
         terminal.print_note(f"{runs.REAL} is not pulled, so weights are random and the text means nothing")
     given = Settings.of({"model": chosen, **settings})
     with Bars() as progress:

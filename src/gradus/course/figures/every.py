@@ -64,6 +64,7 @@ FIGURES = [
     Figure("phases/p08_speculation/figures/payoff.svg", speculation.payoff),
     Figure("phases/p09_triton_attention/figures/traffic.svg", kernels.traffic),
     Figure("phases/p09_triton_attention/figures/items.svg", kernels.items),
+    Figure("phases/p09_triton_attention/figures/grid.svg", kernels.grid),
     Figure("phases/p09_triton_attention/figures/layer.svg", kernels.layer),
     Figure("phases/p10_cuda_graphs/figures/replay.svg", graphs.replay),
     Figure("phases/p10_cuda_graphs/figures/inside.svg", graphs.inside),

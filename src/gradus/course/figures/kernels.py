@@ -1,4 +1,4 @@
-"""p09's figures: the traffic with and without a gather, the division of work, and the fused launches."""
+"""p09's figures: the traffic with and without a gather, the grid, the division of work, and the fused launches."""
 
 from math import ceil
 
@@ -33,6 +33,34 @@ def traffic() -> Drawing:
 
 
 # -- which program does what -------------------------------------------------------------------------------------------
+
+SPANS = {"Ann": (1, 70), "Ben": (40, 60), "Cy": (1, 300)}  # new tokens, and keys that the last of them sees
+TOKENS, KEY_HEADS = 21, 3  # of a tile: 64 rows for 3 query heads per key head; of SmolLM2-135M
+
+
+def grid() -> Drawing:
+    """Draw a step of three spans, and the program of every span, tile and key head. `gradus demo p09` runs it."""
+    drawing = Drawing("Each program owns a span, a tile of its tokens, and a key head", 262)
+    tiles = ceil(max(new for new, _ in SPANS.values()) / TOKENS)
+    left, first = 200, 560
+    drawing.words(left, 18, "keys that the span sees", bold=True)
+    for tile in range(tiles):
+        drawing.words(first + tile * 122, 18, f"tile {tile}", bold=True)
+    for row, (name, (new, seen)) in enumerate(SPANS.items()):
+        y = 36 + row * 56
+        drawing.words(0, y + 15, name, bold=True)
+        drawing.words(0, y + 34, "a decode" if new == 1 else f"a chunk of {new}", size=15)
+        drawing.cell(left, y + 4, seen - new, 28, KEPT)
+        drawing.cell(left + seen - new, y + 4, max(new, 5), 28, BOX)
+        drawing.words(left + seen + 12, y + 25, str(seen))
+        for tile in range(tiles):
+            for head in range(KEY_HEADS):
+                works = tile * TOKENS < new
+                drawing.cell(first + tile * 122 + head * 36, y, 34, 34, NEW if works else FREE, str(head))
+    drawing.legend(224, [(KEPT, "stored before"), (BOX, "new in this step"), (NEW, "a program, by its key head")])
+    drawing.legend(252, [(FREE, "has no token, and returns: the longest span decides how many tiles all have")])
+    return drawing
+
 
 KEYS = {"a": 640, "b": 96, "c": 192, "d": 64}  # positions that four decodes see
 GOAL, STEP = 12, 16  # programs that the GPU has room for, and keys per step of the loop
@@ -91,10 +119,10 @@ TOGETHER = ["qkv", "heads, store", "", "attend", "out, +", "gate, up", "down, +"
 
 
 def layer() -> Drawing:
-    """Draw the launches of one layer: a row for each group, next to p09's kernel for it."""
+    """Draw the launches of one layer: a row for each group, next to the final engine's kernel for it."""
     drawing = Drawing("A layer's small launches, and the kernels that take their place", 330)
     drawing.words(0, 18, "p06", bold=True)
-    drawing.words(600, 18, "p09", bold=True)
+    drawing.words(600, 18, "final engine", bold=True)
     for row, names in enumerate(APART):
         y = 30 + row * 38
         for place, name in enumerate(names):

@@ -16,6 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
+from gradus import phases
 from gradus.bench.contenders.workbench import EngineContender, Room, Workbench, forget_prefixes
 from gradus.bench.measure.drive import Run, drive
 from gradus.bench.statistics import median
@@ -150,7 +151,9 @@ def usual_model() -> str:
 def demo_of(name: str) -> Demo:
     """Look up a phase's demo. Raises ConfigError for a phase without one."""
     if name not in DEMOS:
-        raise ConfigError(f"there are demos of {', '.join(DEMOS)}, none of {name}: try `gradus bench {name} --quick`")
+        programs = (phase.name for phase in phases.available() if phase.has("demo"))
+        known = ", ".join(sorted({*DEMOS, *programs}))
+        raise ConfigError(f"there are demos of {known}, none of {name}: try `gradus bench {name} --quick`")
     return DEMOS[name]
 
 

@@ -6,6 +6,7 @@ been made. The rows come from the timeline. The same run gives the same frames, 
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -27,6 +28,7 @@ MOST_STEPS = 200
 """A longer run is cut there: the page would grow past what a browser shows with ease."""
 
 Frame = dict[str, Any]
+Kernels = Callable[[], AbstractContextManager[Mapping[str, Any] | None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +82,12 @@ def record(
     *,
     tolerant: bool = False,
     word: Callable[[int], str] = "token {}".format,
+    kernels: Kernels = nullcontext,
 ) -> list[Frame]:
     """Run the requests to their ends, or for `most` steps.
 
     word: how the sentences write a token.
+    kernels: counts the kernels that run in its block; by default none are.
     tolerant: an exception ends the recording, and the last frame has it as "failed": a student wants to see what led
     to it. Otherwise it is raised.
     """
@@ -93,7 +97,7 @@ def record(
     probe.record()
     timeline.watch(engine)
     try:
-        frames = _Run(engine, probe, masks, experts, limits, tolerant).frames(arrivals, most)
+        frames = _Run(engine, probe, masks, experts, kernels, limits, tolerant).frames(arrivals, most)
     finally:
         timeline.leave(engine)
         masks.leave()
@@ -138,11 +142,12 @@ class _Run:
         probe: EngineProbe,
         masks: MaskWatch,
         experts: ExpertWatch,
+        kernels: Kernels,
         limits: ModelLimits,
         tolerant: bool,
     ) -> None:
         self.engine, self.probe, self.limits, self.tolerant = engine, probe, limits, tolerant
-        self.masks, self.experts = masks, experts
+        self.masks, self.experts, self.kernels = masks, experts, kernels
         self.queue: list[str] = []  # has arrived and not ended
         self.in_flight: list[int] = []
 
@@ -181,7 +186,7 @@ class _Run:
         waiting = [name for name in self.queue if name not in state["running"]]
         said = blamed(error) or f"{type(error).__name__}: {error}"
         ends: Frame = {"number": len(frames) + 1, "committed": None, "in_flight": [], "outputs": {}, "ended": {}}
-        ends |= {"masks": [], "drafts": {}, "experts": None}
+        ends |= {"masks": [], "drafts": {}, "experts": None, "kernels": []}
         return state | ends | {"waiting": waiting, "failed": " ".join(str(said).split())}
 
     def frame(self, arrivals: Sequence[Arrival], number: int) -> Frame:
@@ -190,7 +195,8 @@ class _Run:
             if arrival.cancelled == number:
                 ended |= {out.request_id: out.finish_reason or "" for out in self.engine.cancel(arrival.name)}
         made = self.probe.steps[-1].number if self.probe.steps else -1
-        outputs = self.engine.step()
+        with self.kernels() as seen:
+            outputs = self.engine.step()
         step = self.probe.steps[-1] if self.probe.steps and self.probe.steps[-1].number > made else None
         if step is not None:
             self.in_flight.append(_plan(step))
@@ -203,6 +209,7 @@ class _Run:
             "in_flight": list(self.in_flight),
             "outputs": {output.request_id: list(output.tokens) for output in outputs if output.tokens},
             "ended": ended,
+            "kernels": [] if seen is None else list(map(_kernel, seen.values())),
         }
         frame |= self.masks.take(frame["spans"]) | self.experts.take(step is not None)
         frame["waiting"] = [name for name in self.queue if name not in frame["running"] and name not in ended]
@@ -270,6 +277,7 @@ def _after(probe: EngineProbe, number: int) -> Frame:
         "masks": [],
         "drafts": {},
         "experts": None,
+        "kernels": [],
         "waiting": [],
         "rows": None,
     }
@@ -290,6 +298,12 @@ def _span(span: SpanView) -> dict[str, Any]:
         "tokens": list(span.tokens),
         "logits": span.logits,
     }
+
+
+def _kernel(seen: Any) -> dict[str, Any]:
+    """A kernel's launches and programs in a step; bytes that its programs read, all together and the most of one."""
+    counts = {"launches": seen.launches, "programs": seen.programs}
+    return {"name": seen.name, **counts, "read": sum(seen.read), "most": max(seen.read, default=0)}
 
 
 def _node(node: TreeNode) -> dict[str, Any]:

@@ -57,6 +57,7 @@ class Run {
     this.indexed = this.frames.some((frame) => frame.tree);
     this.masks = Math.max(...this.frames.map((frame) => frame.masks.length)); // the most of a step
     this.experts = this.frames.map((frame) => frame.experts).find(Boolean); // their number, and the layer
+    this.kernels = Math.max(...this.frames.map((frame) => frame.kernels.length)); // the most of a step
     this.forgets = this.frames.some((frame) => frame.spans.some((span) => span.kind === "recompute")); // no cache
   }
 
@@ -66,7 +67,7 @@ class Run {
     this.parts = {
       events: part("div", { "aria-live": "polite" }), sequences: part("div"), plan: part("div", { class: "scroll" }), batch: part("div", { class: "scroll" }),
       slots: part("div", { class: this.paged || this.forgets ? "slots" : "slots metered" }), pool: part("div"), tables: part("div", { class: "scroll" }), tree: part("div", { class: "scroll" }),
-      timeline: part("div", { class: "scroll" }), masks: part("div", { class: "scroll" }), experts: part("div", { class: "scroll" }),
+      timeline: part("div", { class: "scroll" }), masks: part("div", { class: "scroll" }), experts: part("div", { class: "scroll" }), kernels: part("div", { class: "scroll" }),
     };
     const { parts } = this;
     const toggle = make("button", { type: "button", "aria-pressed": String(this.bySlot), onclick: () => this.turn(toggle) }, "by slot");
@@ -84,6 +85,7 @@ class Run {
           this.paged ? panel("Page pool", "pool") : null, this.paged ? panel("Block tables", "tables", "entry i: the page of positions i · page size and on") : null,
           this.masks ? panel("Masks", "masks", "what each draw may choose from") : null,
           this.experts ? panel("Experts", "experts", `of layer ${this.experts.layer}, and the tokens that each takes`) : null,
+          this.kernels ? panel("Kernels", "kernels", "in all layers of this step") : null,
           this.indexed ? panel("Radix tree", "tree", "pages, and the tokens on them") : null)));
     if (COMPACT) for (const each of this.element.querySelectorAll("[data-part]"))
       each.hidden = !["timeline", "events", ...this.recording.panels].includes(each.dataset.part);
@@ -125,6 +127,7 @@ class Run {
     if (this.indexed) this.showTree(frame);
     if (this.masks) this.showMasks(frame);
     if (this.experts) this.showExperts(frame);
+    if (this.kernels) this.showKernels(frame);
     this.mark(index);
     this.light(this.lit);
     if (focused) this.stop.focus({ preventScroll: true });
@@ -226,6 +229,14 @@ class Run {
     const read = new Set(rows.flat()).size;
     this.parts.experts.replaceChildren(make("table", {}, make("tbody", {}, ...lines)),
       make("p", { class: "quiet note" }, rows.length ? `${plural(rows.length, "row")}: ${read} of ${plural(this.experts.count, "expert")} are read. The others' weights stay where they are.` : "Nothing runs."));
+  }
+
+  showKernels(frame) {
+    const row = (cells, tag = "td", extra = "") => make("tr", {}, ...cells.map((cell, i) => make(tag, { class: `${i ? "number" : ""} ${extra}` }, cell)));
+    const rows = frame.kernels.map(({ name, ...counts }) => row([name.replace(/_kernel$/, ""), ...["launches", "programs", "read", "most"].map((count) => counts[count].toLocaleString("en"))]));
+    while (rows.length < this.kernels) rows.push(row(Array(5).fill("\u00a0"), "td", "blank"));
+    this.parts.kernels.replaceChildren(make("table", {}, make("thead", {}, row(["kernel", "launches", "programs", "bytes read", "most"], "th")), make("tbody", {}, ...rows)),
+      make("p", { class: "quiet note" }, "programs: of all launches together. most: the bytes that the longest program reads."));
   }
 
   showBatch(frame) {

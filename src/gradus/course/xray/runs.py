@@ -1,10 +1,11 @@
 """Recorded runs: a phase or the final engine, over a scene or a reader's own prompts."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 
 from gradus import phases
 from gradus.assembly import final
@@ -12,12 +13,14 @@ from gradus.bench.contenders.workbench import Workbench
 from gradus.config.options import FINAL, NGRAM, EngineConfig, EngineOptions
 from gradus.config.settings import capacity, heeded
 from gradus.course.xray.places import places
-from gradus.course.xray.recording import MOST_STEPS, Arrival, Frame, Recording, record
+from gradus.course.xray.recording import MOST_STEPS, Arrival, Frame, Kernels, Recording, record
 from gradus.course.xray.scenes import PANELS, SCENES, Scene, prompt_ids
 from gradus.engine.engine import Engine
 from gradus.engine.request import ModelLimits
 from gradus.errors import ConfigError
+from gradus.exercises.declaration import has_kernels
 from gradus.exercises.solution import Solution
+from gradus.kernels import interpreted
 from gradus.loading import CATALOGUE, Tokenizer
 from gradus.structured import grammars_of
 
@@ -99,7 +102,9 @@ def run(name: str, bench: Workbench, work: Work, yours: Solution | None = None, 
     structured = any(arrival.structured is not None for arrival in work.arrivals)
     engine, options = engine_of(name, bench, work.longest, work.settings, yours, structured=structured)
     word = word_of(tokenizer)
-    frames = record(engine, work.arrivals, engine.limits, most, tolerant=yours is not None, word=word)
+    frames = record(
+        engine, work.arrivals, engine.limits, most, tolerant=yours is not None, word=word, kernels=kernels_of(name)
+    )
     return Recording(
         title=("" if yours is None else "your ") + title_of(name),
         about=work.about,
@@ -143,6 +148,13 @@ def engine_of(
     vocabulary = partial((tokenizer or Tokenizer.of_bytes()).vocabulary, config.vocab_size)
     options = replace(options_of(name, limits, settings, structured=structured), vocabulary=vocabulary)
     return build(name, bench, options) if yours is None else yours.build(bench.model, options), options
+
+
+def kernels_of(name: str) -> Kernels:
+    """Count a phase's kernels where Triton interprets them; elsewhere and for any other engine, nothing."""
+    if name == FINAL or not interpreted() or not has_kernels(info := phases.find(name)):
+        return nullcontext
+    return cast(Kernels, info.module("watch").watched)
 
 
 def arrived(asked: Arrival, frames: list[Frame]) -> int:

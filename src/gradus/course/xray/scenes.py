@@ -168,7 +168,8 @@ SCENES: dict[str, Scene] = {
         MappingProxyType({"max_sequences": 3, "page_size": 4, "cache_tokens": 160, "token_budget": 64}),
     ),
     "p09": Scene(
-        "The kernel reads the pages through the block tables shown here. Plans, pages and steps are those of p06.",
+        "Which kernels run in each step, and how many programs: a prompt's tiles, a decode's parts, the norms. They "
+        "read the pages through the block tables shown here. Plans, pages and steps are those of p06.",
         PASTED,
         BUDGET,
     ),
@@ -210,11 +211,12 @@ SCENES: dict[str, Scene] = {
 }  # fmt: skip
 
 PANELS: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("p00", "p01", "p02", "p06", "p07", "p09"), ("batch",)),
+    **dict.fromkeys(("p00", "p01", "p02", "p06", "p07"), ("batch",)),
     "p03": ("batch", "slots"),
     "p04": ("pool", "tables"),
     "p05": ("tree",),
     "p08": ("plan",),
+    "p09": ("kernels",),
     "p10": ("plan",),
     "p11": ("masks",),
     "p14": ("experts",),
