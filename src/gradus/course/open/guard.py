@@ -46,9 +46,9 @@ def everything() -> Iterator[tuple[str, Any]]:
         for name, value in list(vars(module).items()):
             if name.startswith("__"):
                 continue
-            if isinstance(value, FunctionType | type | PLAIN):
+            if isinstance(value, (FunctionType, type, *PLAIN)):
                 yield f"{module_name}.{name}", value
             if isinstance(value, type) and value.__module__ == module_name:
                 for part, method in list(vars(value).items()):
-                    if isinstance(method, FunctionType | property | staticmethod | classmethod):
+                    if isinstance(method, (FunctionType, property, staticmethod, classmethod)):
                         yield f"{module_name}.{name}.{part}", method
