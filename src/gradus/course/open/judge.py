@@ -31,17 +31,26 @@ def load(file: Path, name: str) -> ModuleType:
     return module
 
 
-def beginning(task: Open) -> ModuleType:
-    """Import the file to begin with."""
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "beginning.py"
-        file.write_text(task.start, encoding="utf-8")
-        return load(file, "beginning")
+def beginning(task: Open, folder: str) -> ModuleType:
+    """Import the file to begin with, from a folder that is kept as long as it is measured."""
+    file = Path(folder) / "beginning.py"
+    file.write_text(task.start, encoding="utf-8")
+    return load(file, "beginning")
+
+
+def again(module: ModuleType) -> ModuleType:
+    """Import a module's file a second time: nothing that the first one has kept is in it."""
+    assert module.__file__ is not None
+    return load(Path(module.__file__), f"{module.__name__}_again")
 
 
 def judge(task: Open, file: Path, seeds: Sequence[int]) -> dict[str, Any]:
     """Measure both, and return the findings."""
-    base = beginning(task)
+    with tempfile.TemporaryDirectory() as folder:
+        return in_turns(task, beginning(task, folder), file, seeds)
+
+
+def in_turns(task: Open, base: ModuleType, file: Path, seeds: Sequence[int]) -> dict[str, Any]:
     first = task.trial(base, seeds[0])  # imports all that a trial needs, before the guard looks
     guard = Guard()
     try:

@@ -11,7 +11,7 @@ was. The output head and attention are not counted.
 """
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
@@ -27,7 +27,8 @@ PRODUCTS = {"aten::linear": (0, 1, -2), "aten::mm": (0, 1, -1), "aten::matmul": 
 class Meter(TorchDispatchMode):
     """Watches operations while it is entered. It can be entered many times, and goes on counting.
 
-    made: called with the bytes of each new tensor's storage. Views have no storage of their own.
+    storage: also count bytes. live: of the tensors that were made while it watched and are alive. peak: the most at once.
+    What one operation uses inside, and gives back before it ends, is not seen.
     """
 
     def __init__(self, model: Model, *, storage: bool = False) -> None:
@@ -78,10 +79,3 @@ class Meter(TorchDispatchMode):
 
     def forget(self, key: int) -> None:
         self.live -= self.known.pop(key)
-
-    def peak_of(self, work: Callable[[], object]) -> int:
-        """The most bytes alive at once while `work` runs."""
-        self.peak = self.live
-        with self:
-            work()
-        return self.peak

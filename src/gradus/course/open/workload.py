@@ -44,20 +44,26 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """One step as it was measured. rows: computed by the layers. step: of the probe. given: tokens by request."""
+    """One step as it was measured. rows: computed by the layers. step: of the probe. given: tokens by request.
+
+    live, peak: bytes of tensors, the model's own not included, that are alive after the step, and at most during it.
+    """
 
     rows: float
     step: Step | None
     given: dict[str, int]
     live: int
+    peak: int
 
 
 @dataclass(slots=True)
 class Played:
-    """A run. steps: all of them. answers: tokens and their log-probabilities by request."""
+    """A run. steps: all of them. answers: tokens and their log-probabilities by request. arrived: the number of steps
+    before each request came: an idle engine gets the next one at once."""
 
     steps: list[Seen] = field(default_factory=list)
     answers: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
+    arrived: dict[str, int] = field(default_factory=dict)
 
     @property
     def rows(self) -> float:
@@ -87,7 +93,7 @@ def prompt(random: Random, length: int) -> tuple[int, ...]:
 def play(build: Build, model: Model, settings: EngineOptions, asks: Sequence[Ask], *, storage: bool = False) -> Played:
     """Run all requests, each from its step on, and verify their tokens. Raises Refused.
 
-    storage: also note how many bytes are alive after each step, the model's own not included.
+    storage: also count bytes.
     """
     played, meter = Played(answers={ask.name: [] for ask in asks}), Meter(model, storage=storage)
     with meter:
@@ -97,7 +103,9 @@ def play(build: Build, model: Model, settings: EngineOptions, asks: Sequence[Ask
     number = 0
     while waiting or engine.has_work:
         while waiting and (waiting[0].at <= number or not engine.has_work):
-            engine.submit(request(waiting.pop(0), settings.limits))
+            ask = waiting.pop(0)
+            engine.submit(request(ask, settings.limits))
+            played.arrived[ask.name] = number
         played.steps.append(step(engine, probe, meter, played))
         number += 1
         if number == MOST_STEPS:
@@ -113,14 +121,14 @@ def request(ask: Ask, limits: ModelLimits) -> Request:
 
 
 def step(engine: Engine, probe: EngineProbe, meter: Meter, played: Played) -> Seen:
-    before = meter.rows
+    before, meter.peak = meter.rows, meter.live
     with meter, torch.inference_mode():
         outputs = engine.step()
     planned, given = (probe.steps.pop() if probe.steps else None), {}
     for name, tokens in taken(outputs):
         played.answers[name] += tokens
         given[name] = len(tokens)
-    return Seen(meter.rows - before, planned, given, meter.live)
+    return Seen(meter.rows - before, planned, given, meter.live, meter.peak)
 
 
 def taken(outputs: Sequence[Output]) -> Iterator[tuple[str, list[tuple[int, float]]]]:
