@@ -8,6 +8,7 @@
     student/       a student's work: checked, counted, next to ours
     sentence.py    a text by p00's forward pass, next to the engine's
     museum.py      the bug museum: a small engine with a real fault, the student's repaired copy, and its tests
+    open/          open tasks: measured, and without a solution
     xray/          a run recorded through the probe, as a page to step through
     views/         a phase's reading order, its changes, its code in one file, its demo
     drawing.py     the visual style of all figures

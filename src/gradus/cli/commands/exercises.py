@@ -14,6 +14,7 @@ from gradus.errors import ConfigError
 
 if TYPE_CHECKING:
     from gradus.course.student.check import Verdict
+    from gradus.course.student.ladder import Best
     from gradus.course.student.solved import Pair
     from gradus.exercises.declaration import Exercise
     from gradus.exercises.solution import Found
@@ -70,6 +71,10 @@ def check(
     hint: Annotated[
         Literal["1", "2", "3"] | None, Option(help="Show hints up to this one; the third is nearly the answer.")
     ] = None,
+    open: Annotated[bool, Option("--open", help="The phase's open task: measure your engine against a goal.")] = False,
+    seed: Annotated[
+        int | None, Option(help="With --open: repeat a check with these workloads, by its first seed.", min=0)
+    ] = None,
 ) -> int:
     """Run the phase's own tests against your functions, and report what passes, what fails, and what to do next.
 
@@ -81,6 +86,7 @@ def check(
       gradus check p01
       gradus check p01 --impl my-solutions
       gradus check p01 --hint 1
+      gradus check --open p06        # writes exercises/open/p06/yours.py at first, then measures it
     """
     from gradus import phases
     from gradus.cli.progress import working
@@ -89,6 +95,8 @@ def check(
     from gradus.exercises import solution
 
     info, hints = phases.find(phase), int(hint or 0)
+    if open:
+        return _attempt(info, impl, seed)
     found = solution.search(info, solution.files_in(impl or _folder(info), info))
     if not found:
         raise ConfigError(f"{impl or _folder(info)} has no function of {info.name}: {solution.expected(info)}")
@@ -100,7 +108,8 @@ def check(
         verdicts = [*course_check.check_all(info, begun, passed=settled, shares=min(2, os.cpu_count() or 1))]
     for files, verdict in verdicts:
         for one in files:
-            progress.remember(info, one, verdict)
+            if own := progress.remember(info, one, verdict):
+                terminal.print_note(f"`gradus progress` follows {own}, and not this copy of it")
         print(f"{info.name}: {verdict.sentence}")
         if verdict.passed:
             _print_kept(verdict)
@@ -150,19 +159,25 @@ def solution(
     return 0
 
 
-def progress(json: options.Json = False) -> int:
+def progress(
+    json: options.Json = False,
+    ladder: Annotated[bool, Option("--ladder", help="Per phase: exercises passed, and your best open task.")] = False,
+) -> int:
     """Show your progress: every exercise, passed, failing or not begun, and what to do next. Runs nothing.
 
     It reads the results of `gradus check` in exercises/progress.json; a file that has changed since counts as
-    unchecked.
+    unchecked. A check of a copy in another folder counts only for an exercise that has no file in exercises/.
 
     Examples:
 
       gradus progress
+      gradus progress --ladder
       gradus progress --json
     """
     from gradus.course.student import progress as course_progress
 
+    if ladder:
+        return _print_ladder(json=json)
     rows = list(course_progress.standings())
     command, why = course_progress.next_step(rows)
     if json:
@@ -189,6 +204,68 @@ def progress(json: options.Json = False) -> int:
     print(f"\n{passed} of {len(rows)} exercises passed.")
     terminal.print_command(f"Next: {why}", command)
     return 0
+
+
+def _print_ladder(*, json: bool) -> int:
+    """Print a line for each phase: the exercises that have passed, and the best attempt at its open task."""
+    from dataclasses import asdict
+
+    from gradus.course.student import ladder
+
+    rungs = list(ladder.rungs())
+    if json:
+        found = [
+            {
+                "phase": rung.phase.name,
+                "passed": rung.passed,
+                "exercises": rung.exercises,
+                "open": None if rung.best is None else asdict(rung.best),
+            }
+            for rung in rungs
+        ]
+        terminal.print_json({"ladder": found})
+        return 0
+    table = [
+        [rung.phase.name, f"{rung.passed} of {rung.exercises}", *_best(rung.best, open=rung.phase.has("open"))]
+        for rung in rungs
+    ]
+    terminal.print_table(["phase", "passed", "open task", "day", "file"], table)
+    reached = sum(rung.best is not None and rung.best.reached for rung in rungs)
+    print(f"\n{reached} of {sum(rung.phase.has('open') for rung in rungs)} open tasks reached.")
+    return 0
+
+
+def _best(best: "Best | None", *, open: bool) -> list[str]:
+    if best is None:
+        return ["not begun" if open else "", "", ""]
+    return [f"{best.ratio:.2f}{', reached' if best.reached else ''}", best.day, f"{best.file} ({best.sha256[:8]})"]
+
+
+def _attempt(info: "PhaseInfo", impl: Path | None, seed: int | None) -> int:
+    """Begin the phase's open task, or measure the reader's file. Returns 0 if the goal is reached or nothing was
+    measured yet, else 1."""
+    from gradus.cli.progress import working
+    from gradus.course.open import attempt, report
+    from gradus.course.student import ladder
+
+    task, file = attempt.task_of(info), attempt.file_of(info, impl)
+    check = f"gradus check --open {info.name}{'' if impl is None else f' --impl {impl}'}"
+    if not file.exists():
+        terminal.write_file(file, task.start)
+        print(f"{info.name}, an open task: {fill(task.goal, 100)}\n\nYours to change: {file}. It scores 1.00 so far.")
+        terminal.print_command("Then", check)
+        return 0
+    with working(f"the trials of {info.name} run"):
+        found = attempt.attempt(info, file, seed)
+    best, reached = ladder.bests().get(info.name), found.reached(task)
+    counts = not found.error and not found.beyond(task)
+    if counts and (best is None or task.better(found.ratio, best.ratio)):
+        best = ladder.remember(info, file, found.ratio, reached=reached)
+    for line in report.lines(task, found, best):
+        print(line)
+    if found.printed:
+        terminal.print_note(f"your file printed:\n{found.printed}")
+    return int(not reached)
 
 
 def _folder(info: "PhaseInfo") -> Path:

@@ -39,9 +39,16 @@ class Standing:
     file: Path | None = None
 
 
-def remember(phase: PhaseInfo, found: Found, verdict: Verdict) -> None:
-    """Record a verdict. Raises ConfigError if the record cannot be written."""
+def remember(phase: PhaseInfo, found: Found, verdict: Verdict) -> Path | None:
+    """Record a verdict, unless the file is a copy of one in exercises/, which is then returned: its verdict stays.
+
+    Raises ConfigError if the record cannot be written.
+    """
+    own = next((one for one in _in_folder(phase) if one.exercise is found.exercise and one.complete), None)
+    if own is not None and not found.file.resolve().is_relative_to(FOLDER.resolve()):
+        return own.file
     _write(phase, found.exercise, found.file, _hash(found.file), passed=verdict.passed, sentence=verdict.sentence)
+    return None
 
 
 def remember_begun(phase: PhaseInfo, exercise: Exercise, file: Path) -> None:
@@ -74,9 +81,7 @@ def of_phase(info: PhaseInfo) -> list[Standing]:
 
 
 def _of_phase(info: PhaseInfo, entries: dict[str, Any]) -> Iterator[Standing]:
-    here: list[Found] = []
-    with suppress(ConfigError):  # no such folder, or one that `check` will complain about
-        here = solution.search(info, solution.files_in(FOLDER, info))
+    here = _in_folder(info)
     for exercise in exercises_of(info):
         entry = entries.get(_key(info, exercise))
         usual = next((one for one in here if one.exercise is exercise), None)
@@ -84,6 +89,13 @@ def _of_phase(info: PhaseInfo, entries: dict[str, Any]) -> Iterator[Standing]:
         if usual is not None and usual.complete and found is not None and not found.complete:
             found = usual
         yield _standing(info, exercise, found, entry)
+
+
+def _in_folder(info: PhaseInfo) -> list[Found]:
+    """Find the phase's files in exercises/."""
+    with suppress(ConfigError):  # no such folder, or one that `check` will complain about
+        return solution.search(info, solution.files_in(FOLDER, info))
+    return []
 
 
 def _recorded(exercise: Exercise, entry: dict[str, Any] | None) -> Found | None:

@@ -1,0 +1,110 @@
+"""The open task: fewer bytes between two ranks.
+
+p12 exchanges whatever is simplest: summands for every row, embeddings that one rank has, and the scores of all tokens,
+of which one is taken. Bytes are counted where they leave a rank, and what a rank keeps is counted, too.
+"""
+
+from random import Random
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradus import phases
+from gradus.course.open.declaration import Open, Refused, Trial
+from gradus.course.open.judge import again
+from gradus.course.open.workload import Ask, Played, options, prompt, small_model, verify
+from gradus.engine.request import Request, SamplingParams
+from gradus.models import Model
+from phases.p12_parallelism.exchange import Exchange, Sent
+from phases.p12_parallelism.rank import answers
+from phases.p12_parallelism.threads import on_all_ranks
+
+START = '''"""p12's open task. So far this is p12 itself, which scores 1.00."""
+
+import torch
+
+from gradus.models import Model
+from phases.p12_parallelism import model
+from phases.p12_parallelism.exchange import Exchange
+
+
+@torch.no_grad()
+def cut(whole: Model, exchange: Exchange) -> Model:
+    """Make this rank's model. Change what you like: what is cut, what is copied, what is sent instead of what.
+
+    `exchange` has `place`, and `gather`, `send` and `receive` as p12's.
+    """
+    return model.cut(whole, exchange)
+'''
+
+RANKS, REQUESTS = 2, 4
+
+
+class Counted:
+    """p12's exchange, as far as a model uses it, with a count of the bytes that leave."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        self.place, self.__exchange = exchange.place, exchange
+        self.__sent = 0
+
+    def gather(self, x: Tensor) -> Tensor:
+        self.__sent += x.numel() * x.element_size() * (self.place.parts - 1)
+        return self.__exchange.gather(x)
+
+    def send(self, x: Tensor, rank: int) -> Sent:
+        self.__sent += x.numel() * x.element_size()
+        return self.__exchange.send(x, rank)
+
+    def receive(self, x: Tensor, rank: int) -> Tensor:
+        return self.__exchange.receive(x, rank)
+
+    def sent(self) -> int:
+        return self.__sent
+
+
+def trial(yours: Any, seed: int) -> Trial:
+    """All ranks run the same requests with p03's engine, and all must give the model's tokens."""
+    random, whole = Random(seed), small_model(seed)
+    wanted = [Ask(f"r{number}", prompt(random, random.randint(4, 12)), 16) for number in range(REQUESTS)]
+    settings = options(whole, max_sequences=REQUESTS)
+    params = SamplingParams(max_tokens=16, ignore_eos=True)
+
+    files = [yours, *(again(yours) for _ in range(1, RANKS))]  # each rank has variables of its own
+
+    def run(exchange: Exchange) -> tuple[Played, int, int]:
+        counted = Counted(exchange)
+        part: Model = files[exchange.place.rank].cut(whole, counted)
+        engine = phases.load("p03").build(part, settings)
+        found = answers([engine], [Request.create(ask.name, list(ask.prompt), params, settings.limits) for ask in wanted])
+        tokens = {name: [(token, None) for token in each] for name, each in found.items()}
+        return Played(answers=tokens), counted.sent(), kept(part, whole)
+
+    ranks = on_all_ranks(run, parts=RANKS)
+    for played, _, _ in ranks:
+        verify(whole, wanted, played)
+    return {"sent": sum(sent for _, sent, _ in ranks), "kept": max(mine for _, _, mine in ranks)}
+
+
+def kept(part: Model, whole: Model) -> int:
+    """Bytes of a rank's own weights. Raises Refused if some of them are the whole model's: they would not be there."""
+    storages = {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in tensors(part)}
+    if storages.keys() & {each.untyped_storage().data_ptr() for each in tensors(whole)}:
+        raise Refused("a rank's weights are copies of its part, and not views of the whole model's")
+    return sum(storages.values())
+
+
+def tensors(model: Model) -> list[Tensor]:
+    return [each for each in (*model.parameters(), *model.buffers()) if isinstance(each, torch.Tensor)]
+
+
+TASK = Open(
+    goal="Cut a model over two ranks that send 65 % of the bytes that p12's send, and keep at most 15 % more weights.",
+    counts="sent",
+    unit="bytes that leave the ranks",
+    reach=0.65,
+    bounds={"kept": 1.15},
+    trial=trial,
+    start=START,
+    trials=2,
+)
