@@ -1,6 +1,6 @@
 """The book as a reader sees it: some of its pages, built, in Chromium on a phone, a small and a usual screen.
 
-What does not fit a screen scrolls by itself; the page never does. Skipped where Sphinx or Chromium is not installed.
+Wide tables, code and figures scroll by themselves; the page never does. Skipped where Sphinx or Chromium is not installed.
 """
 
 import subprocess
