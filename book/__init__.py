@@ -9,7 +9,7 @@ sources.py   the repository's files as pages, and the way to them from a lesson
 tables.py    room for words in tables
 words.py     the glossary under the words of every page, and formulas as MathML
 search.py    the text that search looks through, in the browser
-progress.py  what a quiet build is doing
+progress.py  a line every few seconds, from a quiet build
 xray.py      a run of a phase, step by step, inside its lesson
 
 The pages are the repository's own Markdown files, which GitHub shows as well: nothing in them is for the book alone.

@@ -72,7 +72,7 @@ def _hours(number: int) -> float:
 
 
 def facts(readme: str) -> list[tuple[str, str]]:
-    """The rows of the README's first table, as plain text: a number, and what it is of."""
+    """The rows of the README's first table, as plain text: a number and its meaning."""
     table = re.search(r"^\| \| \|\n\|---\|---\|\n((?:\|.*\n)+)", readme, re.MULTILINE)
     assert table is not None, "the README opens with what was measured"
     rows = [row.strip("| ").split(" | ") for row in table[1].splitlines()]

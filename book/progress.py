@@ -1,4 +1,4 @@
-"""What a quiet build is doing, a line every few seconds. `make book` takes minutes, and Sphinx says all or nothing."""
+"""Progress of a quiet build, a line every few seconds: `make book` takes minutes, and Sphinx says all or nothing."""
 
 import sys
 import time
