@@ -44,17 +44,17 @@ class KeptCode(FunctionCache):
         code = self._read(signature, context)
         return self._read(signature, context) if code is None and self._turn.take() else code
 
-    def taking_turns(self, compile: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def taking_turns(self, alone: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """Wrap a kernel's `compile`, which begins with `load_overload`: its end is the end of the turn."""
 
-        @functools.wraps(compile)
-        def compile_in_turn(signature: Any) -> Any:
+        @functools.wraps(alone)
+        def in_turn(signature: Any) -> Any:
             try:
-                return compile(signature)
+                return alone(signature)
             finally:
                 self._turn.end()
 
-        return compile_in_turn
+        return in_turn
 
     def _read(self, signature: Any, context: Any) -> Any:
         try:
