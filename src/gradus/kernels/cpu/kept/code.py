@@ -1,4 +1,4 @@
-"""What is kept on disk, under which key, and when it is not trusted.
+"""Code that is kept on disk: its key, and when it is not trusted.
 
 numba keeps code next to the sources, or else in the user's cache (`NUMBA_CACHE_DIR` names another place). It notices
 code for another processor or from another numba, and changes in the function's own file, but not in the other files
