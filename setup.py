@@ -22,8 +22,8 @@ class WithTheCourse(editable_wheel):
         super().finalize_options()
 
     def run(self) -> None:
-        """Add `src` to the path of modules. setuptools' own finder of packages comes after that path, where a clone, a
-        folder named `gradus`, would be taken for the package by whoever starts Python next to it."""
+        """Add `src` to the path of modules. setuptools' own finder of packages comes after that path: a Python started
+        next to a clone would take the clone, a folder named `gradus`, for the package."""
         super().run()
         (wheel,) = Path(self.dist_dir).glob("*.whl")
         add_file(wheel, PATH, f"{Path('src').resolve()}\n".encode())

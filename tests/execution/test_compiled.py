@@ -297,7 +297,7 @@ def test_compiling_is_announced_where_it_takes_long(place, words, monkeypatch, c
 
 
 def said(caplog, lines: int) -> list[str]:
-    """What the log says once it has so many lines, without the seconds."""
+    """Wait until the log has this many lines. Returns them without the seconds."""
     while len(caplog.records) < lines:
         time.sleep(0.01)
     return [record.getMessage().rsplit(" (", 1)[0] for record in caplog.records]

@@ -240,7 +240,7 @@ def test_with_a_gpu_they_are_compiled_where_it_is_not_used(machine, arguments, c
 
 
 def settled(folder: Path, *arguments: str) -> list[str]:
-    """What the stand-ins were asked, also by what make leaves running for a moment."""
+    """Run make, and return the stand-ins' log once the process that it leaves running has written to it."""
     done, _ = make(folder, *arguments, path="")
     assert done.returncode == 0, done.stderr
     time.sleep(0.5)

@@ -1,4 +1,4 @@
-"""What is kept on disk, under which key, and when it is not trusted.
+"""Code that is kept on disk: its key, and when it is not trusted.
 
 numba keeps code next to the sources, or else in the user's cache (`NUMBA_CACHE_DIR` names another place). It notices
 code for another processor or from another numba, and changes in the function's own file, but not in the other files
@@ -44,17 +44,17 @@ class KeptCode(FunctionCache):
         code = self._read(signature, context)
         return self._read(signature, context) if code is None and self._turn.take() else code
 
-    def taking_turns(self, compile: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def taking_turns(self, alone: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """Wrap a kernel's `compile`, which begins with `load_overload`: its end is the end of the turn."""
 
-        @functools.wraps(compile)
-        def compile_in_turn(signature: Any) -> Any:
+        @functools.wraps(alone)
+        def in_turn(signature: Any) -> Any:
             try:
-                return compile(signature)
+                return alone(signature)
             finally:
                 self._turn.end()
 
-        return compile_in_turn
+        return in_turn
 
     def _read(self, signature: Any, context: Any) -> Any:
         try:

@@ -79,11 +79,12 @@ class Turn:
 
     def _live(self) -> None:
         """Give signs of life, from another thread, until the turn ends."""
+        with suppress(OSError):
+            self._note.write_text(str(os.getpid()))
         self._ended = threading.Event()
         threading.Thread(target=self._signal, args=(self._ended,), name="compiling", daemon=True).start()
 
     def _signal(self, ended: threading.Event) -> None:
         with suppress(OSError):
-            self._note.write_text(str(os.getpid()))
             while not ended.wait(BEAT_S):
                 os.utime(self._note)
