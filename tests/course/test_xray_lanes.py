@@ -7,9 +7,9 @@ from functools import cache
 import pytest
 
 from gradus import phases
-from gradus.course.figures.serving.recorded import way
 from gradus.course.xray.lanes import messages, ranks
 from gradus.course.xray.lanes.recording import LaneRecording
+from gradus.course.xray.lanes.way import recorded
 from gradus.course.xray.page import page
 from gradus.exercises.declaration import exercises_of, reference_of
 from phases.p12_parallelism import demo
@@ -97,7 +97,7 @@ def test_the_messages_are_those_that_the_lesson_prints():
     printed = [re.split(r"  +", line.strip()) for line in table[1].splitlines()]
     found = [[row[2], row[3].replace(" and ", ", "), row[4]] for row in rows if float(row[0]) >= asked]
     assert [line[1:] for line in printed] == found[: len(printed)]
-    assert len(way()) > len(rows) >= 20
+    assert len(recorded()) > len(rows) >= 20
 
 
 def test_an_arrow_goes_down_to_the_engine_and_up_to_a_client():

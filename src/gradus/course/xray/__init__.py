@@ -13,6 +13,7 @@ Read in this order:
     words.py       numbers, pages and lists in sentences
     page.py        recordings to a page
     lanes/         runs of several workers on one axis of time: p12's ranks, p13's messages
-    web/           the page: page.html, page.css; start.js, then run.js or lanes.js, which draw, then page.js, which
-                   steps (with shared.js and shared.css of gradus.server.xray, as the live X-ray)
+
+The folder `web` has the page: page.html, page.css; start.js, then run.js or lanes.js, which draw, then page.js, which
+steps (with shared.js and shared.css of gradus.server.xray, as the live X-ray).
 """

@@ -4,5 +4,6 @@ Read in this order:
 
     recording.py   such a run, as the page draws it
     ranks.py       p12: what ranks compute and exchange, on a clock that counts weights
-    messages.py    p13: the way of a request through the server, as the lesson has recorded it
+    way.py         p13's recorded run: two requests on their way through the server
+    messages.py    p13: its messages, one by one
 """

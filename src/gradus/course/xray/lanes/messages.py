@@ -7,10 +7,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from gradus import phases
-from gradus.course.figures.serving import way
-from gradus.course.figures.serving.recorded import way as recorded
 from gradus.course.xray.events import event
 from gradus.course.xray.lanes.recording import Act, Frame, LaneRecording, frame
+from gradus.course.xray.lanes.way import Note, crossings, recorded, window
 from gradus.course.xray.places import place
 from gradus.course.xray.questions import asked
 from gradus.exercises.solution import Solution, listed
@@ -48,11 +47,11 @@ def record(model: str, yours: Solution | None = None) -> LaneRecording:
     """The lesson's recorded run; yours: p13 with a student's functions, which then run the same two requests."""
     p13 = yours or phases.find("p13")
     notes = recorded() if yours is None else _live(yours, model)
-    start, _ = way.window(notes)
+    start, _ = window(notes)
     end = max(note.until for note in notes if "Cy" in note.who) + 0.3
     shown = [note for note in notes if note.until >= start and note.at <= end]
     pieces = [_piece(note, start, end) for note in shown if note.where != "client"]
-    arrows = [{"from": LANES.index(a), "to": LANES.index(b), "at": at - start} for a, b, at in way.crossings(shown)]
+    arrows = [{"from": LANES.index(a), "to": LANES.index(b), "at": at - start} for a, b, at in crossings(shown)]
     title = phases.find("p13").title
     return LaneRecording(
         title=f"{'' if yours is None else 'your '}p13: {title[0].lower() + title[1:]}",
@@ -75,7 +74,6 @@ def record(model: str, yours: Solution | None = None) -> LaneRecording:
 def _live(yours: Solution, model: str) -> list[Any]:
     """The same two requests through a student's server: notes in milliseconds."""
     from gradus import LLM
-    from gradus.course.figures.serving.recorded import Note
     from gradus.loading import Tokenizer
 
     with LLM(model, phase="p03", device="cpu", dtype="float32", max_sequences=4) as llm:

@@ -77,7 +77,7 @@ class Way:
 def record(model: str, yours: Solution | None = None) -> LaneRecording:
     """Run all ways. yours: p12 with a student's functions. Raises ConfigError for a model that cannot be cut in two."""
     p12 = yours or phases.find("p12")
-    ways = list(_ways(p12.module("demo"), p12.module("replay"), model))
+    ways = list(_ways(p12.module("demo"), p12.module("counted"), p12.module("replay"), model))
     frames: list[Frame] = []
     for number, way in enumerate(ways):
         frames += _frames(way, number, len(frames), ways)
@@ -100,10 +100,10 @@ def record(model: str, yours: Solution | None = None) -> LaneRecording:
     )
 
 
-def _ways(demo: Any, replay: Any, model: str) -> Iterator[Way]:
+def _ways(demo: Any, counted: Any, replay: Any, model: str) -> Iterator[Way]:
     (name, *cut), *layers = demo.WAYS
-    found = replay.acts(model, *cut, 1, tokens=1)
-    alone = replay.length(replay.replay(replay.acts(model, 1, 1, 1, 1, tokens=1), 1, 0))
+    found = counted.acts(model, *cut, 1, tokens=1)
+    alone = replay.length(replay.replay(counted.acts(model, 1, 1, 1, 1, tokens=1), 1, 0))
     exchanges = sum(act.kind != "computes" for act in found[0])
     tolls = {way: demo.toll_of(alone, exchanges, share) for way, share in demo.SHARES.items()}
     for number, (way, toll) in enumerate(tolls.items()):
@@ -112,7 +112,7 @@ def _ways(demo: Any, replay: Any, model: str) -> Iterator[Way]:
     toll = list(tolls.values())[-1]
     for name, parts, stages, micro_batches in layers:
         requests = demo.REQUESTS * micro_batches
-        found = replay.acts(model, parts, stages, micro_batches, requests, demo.TOKENS)
+        found = counted.acts(model, parts, stages, micro_batches, requests, demo.TOKENS)
         yield Way(f"{name}, {demo.REQUESTS} requests in each, two tokens", replay.replay(found, parts, toll), parts)
 
 
