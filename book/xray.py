@@ -15,22 +15,28 @@ from sphinx.errors import ExtensionError
 from book import contents, sources
 from book.contents import ROOT
 from book.progress import progress
+from gradus.cli.commands.xray import LANES
 from gradus.config.options import FINAL
 from gradus.course.xray.scenes import SCENES
 
-PHASES = tuple(name for name in SCENES if name != FINAL)
+PHASES = (*(name for name in SCENES if name != FINAL), *sorted(LANES))
 SECTION = """
 ## Step through a run
 
 ```{{raw}} html
 <iframe class="xray{short}" src="../../xray/{phase}.html?compact" title="A run of {phase}, by steps" loading="lazy">
 </iframe>
-<p><a href="../../xray/{phase}.html">The whole page: every sequence, plan, slot and page of this run</a></p>
+<p><a href="../../xray/{phase}.html">The whole page of this run</a></p>
 ```
 
-Press *Next*, or *Play*. *Predict* hides what comes next and asks you first. `gradus xray {phase}` makes this page, of
-your own prompts as well (`--prompts`).
+Press *Next*, or *Play*. *Predict* hides what comes next and asks you first. `gradus xray {phase}` makes this page,
+{own}.
 """
+OWN = {
+    False: "of your own prompts as well (`--prompts`)",
+    True: "with your functions as well (`--impl exercises/{phase}`)",
+}
+"""What else the command can show, by whether the phase is one of LANES."""
 
 
 def setup(app: Sphinx) -> None:
@@ -42,8 +48,9 @@ def add_section(app: Sphinx, page: str, text: list[str]) -> None:
     """Before the lesson's measurements, where what was built has been run."""
     phase = contents.lesson_of(page)
     if phase in PHASES:
-        short = "" if SCENES[phase].settings else " short"
-        text[0] = contents.before_measurements(page, text[0], SECTION.format(phase=phase, short=short))
+        short = "" if phase in LANES or SCENES[phase].settings else " short"
+        own = OWN[phase in LANES].format(phase=phase)
+        text[0] = contents.before_measurements(page, text[0], SECTION.format(phase=phase, short=short, own=own))
 
 
 def write_runs(app: Sphinx) -> None:

@@ -8,7 +8,8 @@ machine: see replay.py.
 
 from collections.abc import Iterator, Sequence
 
-from phases.p12_parallelism.replay import COMPUTES, EXCHANGES, Piece, acts, length, replay
+from phases.p12_parallelism.counted import COMPUTES, acts
+from phases.p12_parallelism.replay import EXCHANGES, Piece, length, replay
 from phases.p12_parallelism.schedule import bubble, drawn, timetable
 
 QUESTION = "Two ranks share one model. What does each do, and how long does each wait?"

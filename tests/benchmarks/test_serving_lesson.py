@@ -6,11 +6,12 @@ import sys
 import pytest
 
 from benchmarks.lessons import serving_lesson as script
-from gradus.course.figures.serving import recorded, way
+from gradus.course.figures.serving import recorded
+from gradus.course.xray.lanes import way
 from phases.p13_serving import demo
 from phases.p13_serving.way import ANN, CY
 
-FOUND = json.loads(recorded.RECORDING.read_text(encoding="utf-8"))
+FOUND = json.loads(way.RECORDING.read_text(encoding="utf-8"))
 
 
 def test_it_measures_streams_a_blocked_loop_and_a_way_and_renews_one_of_them_alone(tmp_path, monkeypatch):
@@ -48,7 +49,7 @@ def test_what_was_kept_is_of_as_many_streams_and_runs_and_of_the_same_requests()
     assert (FOUND["model"], FOUND["phase"], FOUND["tokens"]) == (script.MODEL, script.PHASE, script.TOKENS)
     assert list(FOUND["blocked"]) == list(demo.WAYS)
     for who, (_, tokens) in (("Ann", ANN), ("Cy", CY)):
-        notes = [note for note in recorded.way() if who in note.who]
+        notes = [note for note in way.recorded() if who in note.who]
         assert sum(note.kind == "step" for note in notes) == tokens >= sum(note.where == "client" for note in notes) - 1
 
 
@@ -62,7 +63,7 @@ def test_the_lesson_says_of_the_recording_what_is_true():
 
 
 def test_the_way_s_figure_begins_with_a_step_and_ends_behind_cy_s_frames():
-    notes = recorded.way()
+    notes = way.recorded()
     start, end = way.window(notes)
     (asked,) = [note.at for note in notes if note.kind == "sends the request" and note.who == ("Cy",)]
     read = [note.at for note in notes if note.kind == "reads a frame" and note.who == ("Cy",)]

@@ -13,7 +13,7 @@ import pytest
 from gradus.errors import ConfigError
 from gradus.models import SHAPES, parameter_count
 from phases.p12_parallelism import __main__ as program
-from phases.p12_parallelism import demo, process, replay, replicas, roofline, watch
+from phases.p12_parallelism import counted, demo, process, replay, replicas, roofline, watch
 from tests.cli.conftest import gradus  # noqa: F401  # the command line, as a fixture
 from tests.course.conftest import ROOT
 
@@ -116,8 +116,8 @@ def test_a_rank_computes_in_its_steps_where_it_does_not_wait():
     assert watch.waiting(notes, 0) == pytest.approx(1 - 11 / 20) and watch.waiting(notes, 1) == 1
 
 
-DONE = replay.Act(replay.COMPUTES, 0, 0, (("down", 0),), weights=10)
-SUM = replay.Act(replay.GATHER, 0, 0, size=8)
+DONE = counted.Act(counted.COMPUTES, 0, 0, (("down", 0),), weights=10)
+SUM = counted.Act(counted.GATHER, 0, 0, size=8)
 
 
 def told(pieces):
@@ -139,7 +139,7 @@ def test_a_rank_that_gathers_waits_for_the_last_of_its_stage():
 
 
 def test_a_rank_that_receives_waits_for_its_sender_who_goes_on():
-    sends, receives = replay.Act(replay.SEND, 0, 0, size=8, to=1), replay.Act(replay.RECEIVE, 0, 0, to=0)
+    sends, receives = counted.Act(counted.SEND, 0, 0, size=8, to=1), counted.Act(counted.RECEIVE, 0, 0, to=0)
     pieces = replay.replay([[DONE, sends, DONE, sends], [receives, DONE, DONE, receives]], parts=1, toll=3)
     assert told(pieces) == [
         (0, "computes", 0, 10),
@@ -154,13 +154,13 @@ def test_a_rank_that_receives_waits_for_its_sender_who_goes_on():
 
 def test_what_ranks_read_is_every_matrix_once_per_step_and_half_of_it_where_it_is_cut():
     whole = SHAPES["tiny-llama"]
-    alone, *_ = replay.acts("random:tiny-llama", 1, 1, 1, 1, tokens=2)
-    read = [act.weights for act in alone if act.kind == replay.COMPUTES]
+    alone, *_ = counted.acts("random:tiny-llama", 1, 1, 1, 1, tokens=2)
+    read = [act.weights for act in alone if act.kind == counted.COMPUTES]
     assert sum(read) == 2 * (parameter_count(whole) - whole.vocab_size * whole.hidden_size - 9 * whole.hidden_size)
-    cut = replay.acts("random:tiny-llama", 2, 1, 1, 1, tokens=2)
+    cut = counted.acts("random:tiny-llama", 2, 1, 1, 1, tokens=2)
     assert [sum(act.weights for act in rank) for rank in cut] == [sum(read) / 2] * 2
-    assert [act.kind for act in cut[0]].count(replay.GATHER) == 2 * (2 * 4 + 2)
-    first, second = replay.acts("random:tiny-llama", 1, 2, 1, 1, tokens=2)
+    assert [act.kind for act in cut[0]].count(counted.GATHER) == 2 * (2 * 4 + 2)
+    first, second = counted.acts("random:tiny-llama", 1, 2, 1, 1, tokens=2)
     assert sum(act.weights for act in (*first, *second)) == sum(read)
     layers = [{layer for act in stage for role, layer in act.matrices if role != "head"} for stage in (first, second)]
     assert layers == [{0, 1}, {2, 3}]
@@ -188,9 +188,9 @@ def test_the_demo_shows_every_cut_and_three_schedules(gradus):  # noqa: F811
 def test_the_demo_is_the_8b_model_on_two_h200_in_small():
     """Its exchanges take the same share of a step, so it gains as much."""
     config = roofline.SHAPES["llama-3.1-8b"]
-    alone, *_ = replay.acts(demo.MODEL, 1, 1, 1, 1, tokens=1)
-    cut, read = replay.acts(demo.MODEL, 2, 1, 1, 1, tokens=1), sum(act.weights for act in alone)
-    exchanges = sum(act.kind != replay.COMPUTES for act in cut[0])
+    alone, *_ = counted.acts(demo.MODEL, 1, 1, 1, 1, tokens=1)
+    cut, read = counted.acts(demo.MODEL, 2, 1, 1, 1, tokens=1), sum(act.weights for act in alone)
+    exchanges = sum(act.kind != counted.COMPUTES for act in cut[0])
     for way, share in demo.SHARES.items():
         two = roofline.step(config, 2, 1, way=way)
         assert two.sums / two.seconds == pytest.approx(share, abs=0.005)

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 MOST_TOKENS = 16
 SHAPE = ("max_sequences", "page_size", "cache_tokens", "token_budget")
+LANES = frozenset(("p12", "p13"))
+"""Phases without an engine of their own. Their pages show workers on one axis of time."""
 
 Runs = Annotated[
     list[str], Argument(help="A phase, as in p04, or final; a second one is shown next to it.", metavar="PHASE [PHASE]")
@@ -58,12 +60,16 @@ def xray(
       gradus xray p06 p05                      # chunks, and the same prompt in one step
       gradus xray p04 p04 --impl exercises     # your p04, next to ours
       gradus xray p04 --prompts mine.txt --cache-tokens 64 --page-size 4
+      gradus xray p12                          # ranks: reading, exchanging, waiting
+      gradus xray p13                          # every message of two requests, from client to engine and back
     """
     from gradus.course.xray.page import page
 
     names = [*runs, *([beside] if beside else [])]
     if len(names) > 2:
         raise ConfigError(f"a page shows one run or two, got {len(names)}: {', '.join(names)}")
+    if LANES & set(names):
+        return _lanes(names, impl, model, prompts, out, settings)
     if max_tokens is not None and prompts is None:
         raise ConfigError("--max-tokens is for your own prompts: add --prompts FILE, or leave it out")
     texts = None if prompts is None else _lines(prompts)
@@ -75,6 +81,40 @@ def xray(
         if recording.failed:
             terminal.print_mistake(f"{recording.title} breaks, as the page's last step shows: {recording.failed}")
     return int(any(recording.failed for recording in recordings))
+
+
+def _lanes(
+    names: list[str],
+    impl: Path | None,
+    model: str | None,
+    prompts: Path | None,
+    out: Path | None,
+    settings: dict[str, Any],
+) -> int:
+    """Write the page of p12 or p13. Raises ConfigError for what only an engine's page can show."""
+    from gradus.cli.progress import working
+    from gradus.course.xray import runs
+    from gradus.course.xray.lanes import messages, ranks
+    from gradus.course.xray.page import page
+    from gradus.exercises import solution
+
+    name = next(each for each in names if each in LANES)
+    if len(names) > 1:
+        raise ConfigError(f"{name} has no engine to show next to another: leave the second run out")
+    if prompts is not None or settings:
+        given = "--prompts" if prompts is not None else f"--{next(iter(settings)).replace('_', '-')}"
+        raise ConfigError(f"{given} does nothing in {name}, whose page shows the lesson's own requests: leave it out")
+    yours = None if impl is None else solution.load(name, impl)
+    if model is not None and name == "p13" and yours is None:
+        raise ConfigError("the page of p13 shows the lesson's recorded run: leave --model out, or add --impl")
+    if yours is not None:
+        terminal.print_note(yours.note)
+    file = out or Path(f"xray-{name}.html")
+    with working(f"{name} runs, and each step is recorded"):
+        recording = {"p12": ranks, "p13": messages}[name].record(model or runs.RANDOM, yours)
+    terminal.write_file(file, page([recording.as_json()], _code(file)))
+    print(file)
+    return 0
 
 
 def _recordings(

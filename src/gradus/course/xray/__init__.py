@@ -11,6 +11,9 @@ Read in this order:
     places.py      the function behind each kind of event
     runs.py        a phase, the final engine or a student's files: built, and recorded
     words.py       numbers, pages and lists in sentences
-    page.py        recordings to a page;  page.html, page.css: its skeleton and looks;  run.js draws, page.js steps
-                   (with shared.js and shared.css of gradus.server.xray, as the live X-ray)
+    page.py        recordings to a page
+    lanes/         runs of several workers on one axis of time: p12's ranks, p13's messages
+
+The folder `web` has the page: page.html, page.css; start.js, then run.js or lanes.js, which draw, then page.js, which
+steps (with shared.js and shared.css of gradus.server.xray, as the live X-ray).
 """

@@ -13,19 +13,22 @@ from typing import Any
 from gradus.course.xray.words import count
 from gradus.server.xray import view
 
-DATA = "recordings"  # the id of the element that holds them
+LANES = "lanes"  # the form of recordings whose frames are times on lanes: see gradus.course.xray.lanes
 
 
 def page(recordings: Sequence[dict[str, Any]], code: str = "{path}#L{line}") -> str:
-    """One or two recordings, as `Recording.as_json` gives them, as a page.
+    """One or two recordings of one form, as `Recording.as_json` gives them, as a page.
 
     code: the way from the page to a line of the repository.
     """
+    lanes = recordings[0].get("form") == LANES
+    styles = ("page.css", *(["lanes.css"] if lanes else []))
+    scripts = ("start.js", "lanes.js" if lanes else "run.js", "page.js")
     title = " beside ".join(recording["title"] for recording in recordings)
     parts = {
         "title": escape(f"X-ray of {title}"),
-        "css": view.resource(view.SHARED_STYLE) + resource("page.css"),
-        "js": "\n".join((view.resource(view.SHARED_SCRIPT), resource("run.js"), resource("page.js"))),
+        "css": "".join((view.resource(view.SHARED_STYLE), *map(resource, styles))),
+        "js": "\n".join((view.resource(view.SHARED_SCRIPT), *map(resource, scripts))),
         "code": escape(code),
         "data": embedded(recordings),
         "nojs": escape(f"This page needs JavaScript to step through {count(len(recordings), 'recording')}."),
@@ -37,7 +40,7 @@ def page(recordings: Sequence[dict[str, Any]], code: str = "{path}#L{line}") -> 
 
 
 def resource(name: str) -> str:
-    return (files("gradus.course.xray") / name).read_text(encoding="utf-8")
+    return (files("gradus.course.xray") / "web" / name).read_text(encoding="utf-8")
 
 
 def embedded(recordings: Sequence[dict[str, Any]]) -> str:

@@ -33,7 +33,8 @@ def roofline() -> Drawing:
         drawing.words(0, y, "one request" if batch == 1 else f"{batch} requests", bold=True)
         y += 12
         for devices, (nccl, launch) in zip(DEVICES, found, strict=True):
-            rows = [("1 device", nccl)] if devices == 1 else [(f"{devices}, NCCL", nccl), (f"{devices}, one launch", launch)]
+            rows = [(f"{devices}, NCCL", nccl), (f"{devices}, one launch", launch)]
+            rows = [("1 device", nccl)] if devices == 1 else rows
             for name, one in rows:
                 parts = ((one.weights, NEW), (one.cache, KEPT), (one.sums, WASTE))
                 _bar(

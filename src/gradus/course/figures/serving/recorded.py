@@ -1,29 +1,10 @@
 """Measurements of p13's server: benchmarks/lessons/serving_lesson.py has written them. No torch here."""
 
 import json
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from gradus.bench.statistics import median
-
-RECORDING = Path(__file__).parents[5] / "benchmarks" / "lessons" / "serving_lesson.json"
-
-
-@dataclass(frozen=True, slots=True)
-class Note:
-    """Something that happened to the requests of `who`, in milliseconds. where: "client", "event loop" or "engine"."""
-
-    at: float
-    until: float
-    where: str
-    kind: str
-    who: tuple[str, ...]
-
-
-def way() -> list[Note]:
-    """Return the notes in order of time."""
-    return [Note(**each | {"who": tuple(each["who"])}) for each in _recorded()["way"]]
+from gradus.course.xray.lanes.way import RECORDING
 
 
 def streams(name: str) -> list[tuple[int, float]]:

@@ -1,24 +1,13 @@
 """Two requests on their way through p13's server: who is at work when, on one axis of time."""
 
 import math
-from collections.abc import Iterator
 
 from gradus.course.drawing import BOX, KEPT, NEW, WASTE, WIDTH, Drawing
-from gradus.course.figures.serving.recorded import Note
-from gradus.course.figures.serving.recorded import way as recorded
 from gradus.course.figures.timeline import round_step
+from gradus.course.xray.lanes.way import crossings, recorded, window
 
 LEFT, RIGHT = 112, WIDTH - 4
 LANES = {"Ann": 44, "Cy": 100, "event loop": 156, "engine": 212}
-AFTER = 2  # frames of Cy's that are shown
-
-
-def window(notes: list[Note]) -> tuple[float, float]:
-    """From the step during which Cy asks to the moment when Cy has AFTER frames."""
-    asked = next(note.at for note in notes if note.kind == "sends the request" and note.who == ("Cy",))
-    start = max(note.at for note in notes if note.kind == "step" and note.at < asked)
-    read = [note.at for note in notes if note.kind == "reads a frame" and note.who == ("Cy",)]
-    return start, read[AFTER - 1] + 0.3
 
 
 def way() -> Drawing:
@@ -48,18 +37,6 @@ def way() -> Drawing:
     drawing.legend(334, [(BOX, "tokens to text")])
     drawing.words(0, 362, "An arrow up is a frame that its client reads.", bold=True)
     return drawing
-
-
-def crossings(notes: list[Note]) -> Iterator[tuple[str, str, float]]:
-    """Where something goes from one lane to another: down to the engine, and up to a client."""
-    for note in notes:
-        match note.kind:
-            case "sends the request":
-                yield note.who[0], "event loop", note.at
-            case "takes the request":
-                yield "event loop", "engine", note.at
-            case "reads a frame":
-                yield "event loop", note.who[0], note.at
 
 
 def _axis(drawing: Drawing, y: float, start: float, end: float) -> None:

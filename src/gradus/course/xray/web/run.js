@@ -1,7 +1,5 @@
 // Draws a recording: every part of the page is drawn again from the frame that is shown.
 
-const recordings = JSON.parse(document.getElementById("recordings").textContent);
-const { COLORS, make, draw, plural, sum, entry, card } = xray; // of shared.js
 const PEOPLE = ["Ann", "Ben", "Cy"]; // the lessons' three: each has a color in every scene
 const KINDS = [ // of events, in the order of their buttons: kind, name, key
   ["admission", "admission", "a"], ["waiting", "waiting", "q"], ["hit", "prefix hit", "h"], ["chunk", "chunk", "c"], ["preemption", "preemption", "p"],
@@ -9,18 +7,12 @@ const KINDS = [ // of events, in the order of their buttons: kind, name, key
   ["padding", "padding", "g"], ["vain", "row in vain", "w"], ["ending", "ending", "e"],
   ["failure", "failure", "f"],
 ];
-const NAMES = Object.fromEntries(KINDS);
 const ENDED = { length: "has all its tokens", stop: "ended by the model", cancelled: "cancelled", error: "failed" };
 const SHOWN_TOKENS = 14; // of one span in the plan
-const LONGEST = Math.max(...recordings.map((recording) => recording.frames.length));
-const CODE = document.getElementById("recordings").dataset.code; // the way to a line of the repository
-const COMPACT = new URLSearchParams(location.search).has("compact"); // in the book: beside a lesson's text
-let now = 0, predicting = false;
 
 // -- small helpers ----------------------------------------------------------------------------------------------------
 
 const initial = (id) => id.replace(/^([A-Z])[a-z]+ ?/, "$1"); // Ann 2: A2
-const over = (frame) => frame.plan === null && frame.committed === null && !frame.failed; // what is left after the last step
 const tokensOf = (frame) => sum(frame.spans.map((span) => span.tokens.length));
 
 // -- one recording ----------------------------------------------------------------------------------------------------
@@ -135,18 +127,7 @@ class Run {
 
   showEvents(frame) {
     this.parts.events.replaceChildren(make("p", { class: "quiet" }, this.doing(frame)),
-      make("ul", { class: "events" }, ...frame.events.map((event) => this.happened(event))));
-  }
-  happened({ kind, text, why, pages }) { // with the reason, and the way to the code
-    return make("li", { "data-pages": pages.join(" ") }, make("span", { class: "kind" }, NAMES[kind]),
-      make("span", { class: "said" }, text, why ? make("span", { class: "why" }, `: ${why}`) : null, this.code(kind)));
-  }
-  code(kind) {
-    const place = this.recording.code[kind];
-    if (!place) return null;
-    if (!place.path) return make("span", { class: "code" }, place.name);
-    const href = CODE.replace("{path}", place.path).replace("{line}", place.line);
-    return make("a", { class: "code", href, target: "_blank", rel: "noopener", title: `${place.path}, line ${place.line}` }, place.name);
+      make("ul", { class: "events" }, ...frame.events.map((event) => happened(event, this.recording.code))));
   }
   settle() { // room for the step with the most to say, so that what is below stays in its place
     this.parts.events.style.minHeight = "";

@@ -126,6 +126,7 @@ document.body.classList.toggle("compact", COMPACT);
 byId("about").textContent = recordings[0].about;
 byId("runs").append(...runs.map((run) => run.element));
 byId("runs").classList.toggle("pair", runs.length > 1);
+byId("runs").style.setProperty("--rows", 1 + Math.max(...runs.map((run) => run.element.querySelectorAll("[data-part]").length)));
 byId("slider").max = last;
 const kinds = new Set(runs.flatMap((run) => run.frames.flatMap((frame) => frame.events.map((event) => event.kind))));
 byId("jumps").append(make("span", { class: "quiet" }, "Jump to the next:"), ...KINDS.filter(([kind]) => kinds.has(kind)).map(([kind, name, key]) =>
