@@ -1,6 +1,4 @@
-"""The promises of p07's fused product: codes are multiplied as they are packed, and the compiled loop takes several at a
-time.
-"""
+"""The promises of p07's fused product: codes are multiplied as they are packed, several at a time."""
 
 import re
 
