@@ -89,6 +89,7 @@ def unevenness(model: Model, judged: list[int]) -> dict[str, float]:
     log_probabilities(model, judged, listening)
     keys, values = zip(*listening.heard, strict=True)
     mean: Callable[[Sequence[float]], float] = lambda each: sum(each) / len(each)  # noqa: E731
+    print(mean(keys), max(keys), mean(values), max(values), flush=True)
     return {"keys": mean(keys), "most keys": max(keys), "values": mean(values), "most values": max(values)}
 
 
@@ -104,9 +105,9 @@ def measured(name: str) -> dict[str, Any]:
     model = load_model(checkpoint, dtype=torch.float32, device="cpu")
     seen, judged = (checkpoint.tokenizer.encode(text.read_text("utf-8"))[:TOKENS] for text in (SEEN, JUDGED))
     return {
-        "formats": formats(model, seen, judged),
-        "caches": caches(model, judged),
         "unevenness": unevenness(model, judged),
+        "caches": caches(model, judged),
+        "formats": formats(model, seen, judged),
     }
 
 

@@ -1,4 +1,4 @@
-"""The student writes a grid, packing, a product of four-bit codes, AWQ's search, a column of GPTQ, floats, and a cache."""
+"""The student writes grids, packing, a product of codes, AWQ's search, a column of GPTQ, floats, and a cache."""
 
 from gradus.exercises import Exercise
 
@@ -180,7 +180,7 @@ FUSED = Exercise(
     "slower.",
     why={
         "split": (
-            "Two contiguous copies of x cost K numbers once per product, and spare every row of the matrix a shuffle. "
+            "Two contiguous copies of x cost K numbers once per product, and spare every row a shuffle. "
             "The sums are shared by all rows too: they depend on x alone."
         ),
         "dot": (
@@ -189,7 +189,7 @@ FUSED = Exercise(
             "negative and that no byte remains, and takes 8 or 16 codes at a time."
         ),
     },
-    alone="tests/phases/test_promises_fused.py",
+    alone="tests/phases/test_promises_quantized_product.py",
 )
 
 FORMATS = Exercise(
@@ -232,7 +232,7 @@ FORMATS = Exercise(
             "/ E2M1.largest / tensor, E4M3), E4M3).to(largest.dtype); return blocks.clamp(min=2.0**-9) * tensor",
         ),
     },
-    text="Write floats of any number of bits: which values they have, how a number gets the nearest one's code, and how "
+    text="Write floats of any number of bits: which values they have, which code a number gets, and how "
     "MXFP4 and NVFP4 choose a block's scale. Torch's own FP8 types are the judge.",
     why={
         "points": (
@@ -240,8 +240,8 @@ FORMATS = Exercise(
             "for infinity and NaN begin is a matter of agreement, hence `largest`."
         ),
         "encode": (
-            "Rounding to the nearest of a sorted list is counting the halfway points below. Even codes at ties keep "
-            "the rounding unbiased, and cutting off at the largest point keeps one large weight from becoming infinity."
+            "Rounding to the nearest of a sorted list is counting the halfway points below. Even codes at ties "
+            "keep the rounding unbiased, and a weight beyond the largest point does not become infinity."
         ),
         "power_of_two": (
             "A power of two fits eight bits and multiplies without rounding. Its price: the largest weight falls "
@@ -252,7 +252,7 @@ FORMATS = Exercise(
             "window to where this tensor's blocks are."
         ),
     },
-    alone="tests/phases/test_promises_formats.py",
+    alone="tests/phases/test_promises_quantized_formats.py",
 )
 
 KV = Exercise(
@@ -291,7 +291,7 @@ KV = Exercise(
             "costs one multiplication per token as well."
         ),
     },
-    alone="tests/phases/test_promises_formats.py",
+    alone="tests/phases/test_promises_quantized_formats.py",
 )
 
 EXERCISES = (ROUNDING, PACKING, FUSED, AWQ, GPTQ, FORMATS, KV)

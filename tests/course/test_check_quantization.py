@@ -187,7 +187,7 @@ WRONG = {
         part = np.float32(0)
         for i in range(here.start, here.stop):
 """,
-        "LLVM made no vectors of your loop",
+        "the compiler made no vectors",
     ),
     "subnormal values have a leading one": (
         "formats.py",
