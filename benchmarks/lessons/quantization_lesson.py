@@ -1,8 +1,10 @@
 """Measure p07's formats and its cache in fewer bits, on a real model: what each loses.
 
     PYTHONPATH=src:. python3 benchmarks/lessons/quantization_lesson.py --out benchmarks/lessons/quantization_lesson.json
+    PYTHONPATH=src:. python3 benchmarks/lessons/quantization_lesson.py --model smollm2-135m --parts caches --out …
 
-Nothing here has a clock: the numbers are the same on every machine, up to the order of sums. `table` is the lesson's.
+Nothing here has a clock: the numbers are the same on every machine, up to the order of sums. Parts that are not asked
+for stay as the file has them. `table` and `sentence` are what the lesson shows.
 """
 
 import argparse
@@ -89,7 +91,6 @@ def unevenness(model: Model, judged: list[int]) -> dict[str, float]:
     log_probabilities(model, judged, listening)
     keys, values = zip(*listening.heard, strict=True)
     mean: Callable[[Sequence[float]], float] = lambda each: sum(each) / len(each)  # noqa: E731
-    print(mean(keys), max(keys), mean(values), max(values), flush=True)
     return {"keys": mean(keys), "most keys": max(keys), "values": mean(values), "most values": max(values)}
 
 
@@ -98,37 +99,52 @@ def numbers(wanted: Tensor, found: Tensor, tokens: list[int]) -> dict[str, float
     return {"divergence": divergence, "same": same, "perplexity": perplexity}
 
 
+PARTS = ("unevenness", "caches", "formats")
+
+
 @torch.inference_mode()
-def measured(name: str) -> dict[str, Any]:
+def measured(name: str, parts: Sequence[str]) -> dict[str, Any]:
     checkpoint = open_checkpoint(name)
     assert checkpoint.tokenizer is not None, "a model that reads text"
     model = load_model(checkpoint, dtype=torch.float32, device="cpu")
     seen, judged = (checkpoint.tokenizer.encode(text.read_text("utf-8"))[:TOKENS] for text in (SEEN, JUDGED))
-    return {
-        "unevenness": unevenness(model, judged),
-        "caches": caches(model, judged),
-        "formats": formats(model, seen, judged),
+    ways: dict[str, Callable[[], Any]] = {
+        "unevenness": lambda: unevenness(model, judged),
+        "caches": lambda: caches(model, judged),
+        "formats": lambda: formats(model, seen, judged),
     }
+    return {part: ways[part]() for part in parts}
 
 
 def table(found: dict[str, Any], part: str) -> str:
-    """The lesson's table of one part: a row for each way, and the models side by side."""
-    names = list(found)
-    bits = part == "formats"
-    head = ["", *(["bits"] if bits else []), *(f"{name}: {what}" for name in names for what in ("KL", "same token"))]
+    """The lesson's table of one part: a row for each way, and the models that have the part side by side."""
+    names = [name for name in found if part in found[name]]
+    head = ["", *(f"{name}: {what}" for name in names for what in ("KL divergence", "same best token"))]
     lines = [head, ["---", *(["---:"] * (len(head) - 1))]]
     for rows in zip(*(found[name][part] for name in names), strict=True):
         values = [text for row in rows for text in (f"{row['divergence']:.4f}", f"{row['same']:.1%}")]
-        lines.append([rows[0]["way"], *([f"{rows[0]['bits']:g}"] if bits else []), *values])
+        lines.append([rows[0]["way"], *values])
     return "\n".join(f"| {' | '.join(line)} |".replace("|  |", "| |") for line in lines)
+
+
+def sentence(found: dict[str, Any]) -> str:
+    """How uneven channels are, for each model."""
+    each = []
+    for name, model in found.items():
+        uneven = model["unevenness"]
+        each.append(f"{uneven['keys']:.1f} times for keys and {uneven['values']:.1f} for values in {name}")
+    return f"{'; '.join(each)}."
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="What p07's formats and caches lose on real models.")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--model", action="append", help="one or more; all of the lesson's otherwise")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     asked = parser.parse_args()
-    found = {name: measured(name) for name in asked.model or MODELS}
+    found = json.loads(asked.out.read_text(encoding="utf-8")) if asked.out.is_file() else {}
+    for name in asked.model or MODELS:
+        found[name] = found.get(name, {}) | measured(name, asked.parts)
     asked.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 

@@ -375,8 +375,8 @@ DEMOS: dict[str, Demo] = {
             "p06",
             "One sequence alone: what is a token worth that reads fewer bytes?",
             single_stream(16, 97),
-            "Both read every weight for each token. On a CPU p07's layers are four bits wide, and multiplied as they are; "
-            "attention, the head and the rest of a step are the same. On a GPU torch widens them first, and p07 is slower.",
+            "Both read every weight for each token. On a CPU p07's layers have four bits, multiplied as they are; "
+            "attention, the head and the rest of a step stay. On a GPU torch widens eight bits first, which is slower.",
             "tokens so far",
             "tokens per second",
             rates,
