@@ -21,25 +21,28 @@ Shapes: M rows of x, N outputs (rows of the matrix), K inputs, G = K / 64 groups
 import numpy as np
 import torch
 from numba import njit, prange
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
 from phases.p07_quantization.linears import Int4Linear
 from phases.p07_quantization.rounding import GROUP
 
+Codes, Bits, Floats = NDArray[np.uint8], NDArray[np.uint16], NDArray[np.float32]  # Bits: those of float16
+
 BYTES = GROUP // 2  # of a group's codes
 FEW = 16  # most rows of x that are multiplied by codes; with more, widening first is faster
 
 
 @njit(inline="always")
-def to_float(bits):
+def to_float(bits: np.uint16) -> np.float32:
     """A float16's bits, as an integer, to float32. The exponent has 5 bits there and 8 here, and starts 112 lower."""
     wide = (bits & 0x8000) << 16 | (bits & 0x7FFF) << 13
     return np.uint32(wide).view(np.float32) * np.float32(2.0**112)
 
 
 @njit(fastmath=True)
-def split(x):
+def split(x: Floats) -> tuple[Floats, Floats, Floats]:
     """x: float32 [M, K]. Returns its even columns [M, K / 2], its odd ones [M, K / 2], and each group's sum [M, G]."""
     rows, groups = len(x), x.shape[1] // GROUP
     sums = np.empty((rows, groups), np.float32)
@@ -50,7 +53,7 @@ def split(x):
 
 
 @njit(fastmath=True)
-def dot(codes, scale, offset, even, odd, sums):
+def dot(codes: Codes, scale: Bits, offset: Bits, even: Floats, odd: Floats, sums: Floats) -> np.float32:
     """One row of the matrix times one row of x.
 
     codes: uint8 [K / 2], as `pack` lays them out. scale, offset: bits of float16, uint16 [G]. even, odd: float32
@@ -68,7 +71,7 @@ def dot(codes, scale, offset, even, odd, sums):
 
 
 @njit(parallel=True, fastmath=True, cache=True)
-def multiply(codes, scale, offset, x, y):
+def multiply(codes: Codes, scale: Bits, offset: Bits, x: Floats, y: Floats) -> None:
     """Write y = x Wᵀ, float32 [M, N]. codes: [N, K / 2]; scale, offset: [N, G]; x: float32 [M, K].
 
     The processor's cores share the rows of the matrix. A row is read from memory once, for all M rows of x.
@@ -80,7 +83,7 @@ def multiply(codes, scale, offset, x, y):
 
 
 @njit(parallel=True, fastmath=True, cache=True)
-def widen(codes, scale, offset, wide):
+def widen(codes: Codes, scale: Bits, offset: Bits, wide: Floats) -> None:
     """Write the matrix that the codes stand for, float32 [N, K], with each byte read once."""
     for n in prange(len(codes)):
         for group in range(scale.shape[1]):
@@ -111,6 +114,6 @@ class FusedInt4Linear(Int4Linear):
         return (y if self.bias is None else y + self.bias).to(x.dtype)
 
 
-def bits_of(halves: Tensor) -> np.ndarray:
+def bits_of(halves: Tensor) -> Bits:
     """float16 → uint16, the same memory: numba computes with no float16 on a CPU."""
     return halves.view(torch.uint16).numpy()

@@ -30,9 +30,9 @@ class Watched(Linear):
         return super().forward(x)
 
 
-def log_probabilities(model: Model, tokens: list[int]) -> Tensor:
-    """Compute the model's log-probabilities after each token: [T, V]."""
-    hidden = model(torch.tensor(tokens), torch.arange(len(tokens)), Recompute(model.config))
+def log_probabilities(model: Model, tokens: list[int], attention: Recompute | None = None) -> Tensor:
+    """Compute the model's log-probabilities after each token: [T, V]. attention: p00's without one."""
+    hidden = model(torch.tensor(tokens), torch.arange(len(tokens)), attention or Recompute(model.config))
     return model.logits(hidden).log_softmax(dim=-1)
 
 

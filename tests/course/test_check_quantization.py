@@ -1,4 +1,4 @@
-"""The mistakes that p07 invites are caught, and the check says in a sentence what is wrong; of four files, which."""
+"""The mistakes that p07 invites are caught, and the check says in a sentence what is wrong; of seven files, which."""
 
 from pathlib import Path
 
@@ -147,6 +147,108 @@ WRONG = {
         "    error = (w[:, column] - (codes * scale + offset)).clamp(-scale / 2, scale / 2)\n",
         "2.5 is 1.0 above 1.5: the next becomes -1.0",
     ),
+    "halves of x instead of every second column": (
+        "fused.py",
+        "return x[:, 0::2].copy(), x[:, 1::2].copy(), sums",
+        "return x[:, : x.shape[1] // 2].copy(), x[:, x.shape[1] // 2 :].copy(), sums",
+        "a row of 64, 65, 66 …: even and odd columns begin",
+    ),
+    "one sum for the whole row": (
+        "fused.py",
+        "x[m, group * GROUP : (group + 1) * GROUP].sum()",
+        "x[m].sum()",
+        "two rows of three groups, of ones and of twos",
+    ),
+    "the low half meets the odd column": (
+        "fused.py",
+        "pairs, low, high = codes[here], even[here], odd[here]",
+        "pairs, low, high = codes[here], odd[here], even[here]",
+        "32 bytes 0x72, even columns 1, odd ones 10",
+    ),
+    "the offset is added without x": (
+        "fused.py",
+        "to_float(offset[group]) * sums[group]",
+        "to_float(offset[group])",
+        "scale 0.5, offset -1, Σ code · x = 2304, Σ x = 352",
+    ),
+    "the scale of the first group is everyone's": (
+        "fused.py",
+        "to_float(scale[group]) * part",
+        "to_float(scale[0]) * part",
+        "codes of 1, x of 1: 64 from the first group",
+    ),
+    "the loop takes one code at a time": (
+        "fused.py",
+        """        pairs, low, high = codes[here], even[here], odd[here]
+        part = np.float32(0)
+        for i in range(BYTES):
+""",
+        """        pairs, low, high = codes, even, odd
+        part = np.float32(0)
+        for i in range(here.start, here.stop):
+""",
+        "the compiler made no vectors",
+    ),
+    "subnormal values have a leading one": (
+        "formats.py",
+        "torch.ldexp(fraction, torch.tensor(1 - form.bias))",
+        "torch.ldexp(1 + fraction, torch.tensor(-form.bias))",
+        "E2M1's codes 0 to 7 are",
+    ),
+    "codes of infinity are points too": (
+        "formats.py",
+        "return values[values <= form.largest]",
+        "return values",
+        "ends at",
+    ),
+    "a tie gets the lower code": (
+        "formats.py",
+        "codes = below + (tie & (below % 2 == 1))",
+        "codes = below",
+        "ties, with codes",
+    ),
+    "the sign is lost": (
+        "formats.py",
+        "(codes | (x.signbit().long() << (form.exponent + form.mantissa)))",
+        "codes",
+        "-0.5, -6, 6 are codes 8 + 1, 8 + 7 and 7",
+    ),
+    "the largest point is not taken into account": (
+        "formats.py",
+        "log2().floor() - highest)",
+        "log2().floor())",
+        "largest weights 4, 6, 7.9, 8, 0.3: scales",
+    ),
+    "the block's scale is not rounded to E4M3": (
+        "formats.py",
+        "decode(encode(largest / E2M1.largest / tensor, E4M3), E4M3)",
+        "(largest / E2M1.largest / tensor)",
+        "the largest block's E4M3 is 448",
+    ),
+    "all vectors of a token share a scale": (
+        "kv.py",
+        "scale = x.float().abs().amax(dim=-1).clamp(min=TINY) / 127",
+        "scale = x.float().abs().amax(dim=(1, 2)).clamp(min=TINY)[:, None].expand(x.shape[:2]) / 127",
+        "scales [[1, 0.00394], [2, …]]",
+    ),
+    "the scale is the whole cache's": (
+        "kv.py",
+        "scale = x.float().abs().amax(dim=-1).clamp(min=TINY) / 127",
+        "scale = x.float().abs().amax().clamp(min=TINY).expand(x.shape[:2]) / 127",
+        "scales [[1, 0.00394], [2, …]]",
+    ),
+    "a key's scale is forgotten": (
+        "kv.py",
+        "(codes.to(q.dtype) @ q) * scale",
+        "codes.to(q.dtype) @ q",
+        "codes · q = 12 and 26, times 0.5 and 2",
+    ),
+    "codes are cut off instead of rounded in the cache": (
+        "kv.py",
+        ".round().to(torch.int8), scale",
+        ".to(torch.int8), scale",
+        "yours: [[1, -127], [127, 63]]",
+    ),
 }
 
 
@@ -158,4 +260,4 @@ def test_a_wrong_solution_is_caught_and_explained(checked, mistake):
     verdict = checked("p07", source.replace(right, wrong), exercise_of(phases.find("p07"), Path(name)))
     assert not verdict.passed
     assert says in verdict.sentence, verdict.sentence
-    assert verdict.test.startswith("tests/phases/test_promises_quantization.py") and "\n" not in verdict.sentence
+    assert verdict.test.startswith("tests/phases/test_promises_") and "\n" not in verdict.sentence

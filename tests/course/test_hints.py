@@ -360,6 +360,64 @@ FOLLOWED = {
             return codes
         """,
     },
+    "phases/p07_quantization/fused.py": {
+        "split": """
+            sums = np.empty((len(x), x.shape[1] // GROUP), np.float32)
+            for m in range(len(x)):
+                for group in range(sums.shape[1]):
+                    sums[m, group] = x[m, group * GROUP : (group + 1) * GROUP].sum()
+            return x[:, 0::2].copy(), x[:, 1::2].copy(), sums
+        """,
+        "dot": """
+            total = np.float32(0)
+            for group in range(len(scale)):
+                here = slice(group * BYTES, (group + 1) * BYTES)
+                pairs, low, high = codes[here], even[here], odd[here]
+                part = np.float32(0)
+                for i in range(BYTES):
+                    part += np.float32(np.uint8(pairs[i] & 15)) * low[i] + np.float32(np.uint8(pairs[i] >> 4)) * high[i]
+                total += to_float(scale[group]) * part + to_float(offset[group]) * sums[group]
+            return total
+        """,
+    },
+    "phases/p07_quantization/formats.py": {
+        "points": """
+            codes = torch.arange(2 ** (form.exponent + form.mantissa))
+            exponent, fraction = codes >> form.mantissa, (codes % 2**form.mantissa).double() / 2**form.mantissa
+            normal, subnormal = (1 + fraction) * 2.0 ** (exponent - form.bias), fraction * 2.0 ** (1 - form.bias)
+            values = torch.where(exponent > 0, normal, subnormal)
+            return values[values <= form.largest]
+        """,
+        "encode": """
+            values = points(form).to(x.dtype)
+            halfway = (values[1:] + values[:-1]) / 2
+            below = torch.bucketize(x.abs(), halfway)
+            tie = x.abs() == halfway[below.clamp(max=len(halfway) - 1)]
+            codes = below + (tie & (below % 2 == 1))
+            return (codes | (x.signbit().long() << (form.exponent + form.mantissa))).to(torch.uint8)
+        """,
+        "power_of_two": """
+            highest = torch.tensor(form.largest).log2().floor()
+            return torch.exp2(largest.clamp(min=TINY).log2().floor() - highest)
+        """,
+        "two_scales": """
+            tensor = (largest.max() / (E2M1.largest * E4M3.largest)).clamp(min=TINY)
+            blocks = decode(encode(largest / E2M1.largest / tensor, E4M3), E4M3).to(largest.dtype)
+            return blocks.clamp(min=2.0**-9) * tensor
+        """,
+    },
+    "phases/p07_quantization/kv.py": {
+        "store": """
+            scale = x.float().abs().amax(dim=-1).clamp(min=TINY) / 127
+            return (x / scale[..., None]).round().to(torch.int8), scale
+        """,
+        "scores": """
+            return (codes.to(q.dtype) @ q) * scale
+        """,
+        "mixed": """
+            return (weights * scale) @ codes.to(weights.dtype)
+        """,
+    },
     "phases/p08_speculation/drafting.py": {
         "seen_before": """
             for size in range(LONGEST, SHORTEST - 1, -1):
