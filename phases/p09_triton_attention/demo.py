@@ -157,12 +157,12 @@ def split_lines(config: ModelConfig) -> Iterator[str]:
     decodes = tuple(one for one in STEP if one[1] == 1)
     whole = attend(config, TritonAttention, decodes)[0]["paged_attention_kernel"]
     split = attend(config, TritonAttention, decodes, kernel=attention)[0]
-    parts, combined = split["attend_part_kernel"], split["combine_kernel"]
+    parts, combined = split["attend_part_kernel"], split["merge_parts_kernel"]
     yield "\nThe same with keys split. A step takes as long as its longest program:"
     yield f"  one program per key head   {whole.programs:>4} programs, the longest reads {max(whole.read):,} bytes"
     yield f"  keys split in parts        {parts.programs:>4} programs, the longest reads {max(parts.read):,} bytes"
     added = sum(parts.written) + sum(combined.read)
-    yield f"  then combine               {combined.programs:>4} programs; partial results cost {added:,} bytes more"
+    yield f"  then merge                 {combined.programs:>4} programs; partial results cost {added:,} bytes more"
 
 
 # -- the norm ----------------------------------------------------------------------------------------------------------
