@@ -5,16 +5,15 @@
 One step of one layer, with the heads of a model: Ann and Cy decode, and a chunk of Ben's prompt runs with them.
 """
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from triton.language import constexpr, tensor
 
+from gradus.attention.backend import AttentionBackend
 from gradus.cache import TableChange
 from gradus.engine.plan import Plan, Span
 from gradus.execution.layout import lay_out
@@ -25,10 +24,13 @@ from phases.p09_triton_attention.attention import TritonAttention
 from phases.p09_triton_attention.norm import add_rms_norm
 from phases.p09_triton_attention.paged_attention import PROMPT_ROWS, take_in
 from phases.p09_triton_attention.splits import attention
-from phases.p09_triton_attention.watch import Watched, watched
+from phases.p09_triton_attention.watch import Moved, Watched, watched
 
 MODEL = "random:smollm2-135m"  # only its shape is used
 STEP = (("Ann", 1, 70), ("Ben", 40, 60), ("Cy", 1, 300))  # name, new tokens, keys that the last of them sees
+Spans = tuple[tuple[str, int, int], ...]
+Make = Callable[[ModelConfig, PageTensors], AttentionBackend]
+DECODES = tuple(one for one in STEP if one[1] == 1)
 PAGE = 16
 CPU = torch.device("cpu")
 
@@ -43,9 +45,6 @@ def show(model: str) -> Iterator[str]:
     yield from traffic_lines(config)
     yield from split_lines(config)
     yield from norm_lines(config.hidden_size)
-
-
-# -- the softmax, from inside ------------------------------------------------------------------------------------------
 
 
 @triton.jit
@@ -75,7 +74,7 @@ def softmax_lines() -> Iterator[str]:
 # -- the grid, and what moves ------------------------------------------------------------------------------------------
 
 
-def step(config: ModelConfig, which: tuple[tuple[str, int, int], ...]) -> tuple[Plan, PageTensors]:
+def step(config: ModelConfig, which: Spans) -> tuple[Plan, PageTensors]:
     """A plan of these spans, and pages for their keys, which are noise."""
     pages = iter(range(1, 1000))
     tables = [tuple(next(pages) for _ in range(-(-length // PAGE))) for _, _, length in which]
@@ -89,42 +88,15 @@ def step(config: ModelConfig, which: tuple[tuple[str, int, int], ...]) -> tuple[
     return Plan(spans), storage
 
 
-def attend(
-    config: ModelConfig, kind: type[GatherAttention] | type[TritonAttention], which: tuple[tuple[str, int, int], ...],
-    **kernel: object,
-) -> tuple[dict[str, Watched], int]:  # fmt: skip
+def attend(config: ModelConfig, make: Make, which: Spans) -> tuple[dict[str, Watched], int]:
     """Run one layer's attention: the kernels that ran, and the bytes that torch moved."""
     plan, storage = step(config, which)
-    backend, batch = kind(config, storage, **kernel), lay_out(plan, CPU)  # type: ignore[arg-type]
+    backend, batch = make(config, storage), lay_out(plan, CPU)
     backend.prepare(batch)
     q = torch.randn(len(batch.positions), config.num_heads, config.head_dim)
     with watched() as seen, Moved() as moved:
         backend.attend(0, q, None, None)  # the new keys are stored already
     return seen, moved.total
-
-
-class Moved(TorchDispatchMode):
-    """Adds up what torch's operations read and write. Indexing reads only the rows that it takes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.total = 0
-
-    def __torch_dispatch__(
-        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        result = function(*args, **kwargs or {})
-        if not function.is_view and "empty" not in function.name():
-            written = sum(each.nbytes for each in flat(result))
-            taken = "index.Tensor" in function.name()
-            self.total += written + (written if taken else sum(each.nbytes for each in flat(args)))
-        return result
-
-
-def flat(values: object) -> list[Tensor]:
-    if isinstance(values, Tensor):
-        return [values]
-    return [each for value in values for each in flat(value)] if isinstance(values, tuple | list) else []
 
 
 def grid_lines(config: ModelConfig) -> Iterator[str]:
@@ -143,10 +115,9 @@ def grid_lines(config: ModelConfig) -> Iterator[str]:
 
 
 def traffic_lines(config: ModelConfig) -> Iterator[str]:
-    decodes = tuple(one for one in STEP if one[1] == 1)
-    once = sum(length for _, _, length in decodes) * 2 * config.kv_width * 4
-    gathered = attend(config, GatherAttention, decodes)[1]
-    kernel = attend(config, TritonAttention, decodes)[0]["paged_attention_kernel"]
+    once = sum(length for _, _, length in DECODES) * 2 * config.kv_width * 4
+    gathered = attend(config, GatherAttention, DECODES)[1]
+    kernel = attend(config, TritonAttention, DECODES)[0]["paged_attention_kernel"]
     moved = sum(kernel.read) + sum(kernel.written)
     yield f"\nThe two decodes alone. Their keys and values are {once:,} bytes."
     yield f"  gathered, then attended   {gathered:>9,} bytes read and written: {gathered / once:.1f} times as many"
@@ -154,18 +125,14 @@ def traffic_lines(config: ModelConfig) -> Iterator[str]:
 
 
 def split_lines(config: ModelConfig) -> Iterator[str]:
-    decodes = tuple(one for one in STEP if one[1] == 1)
-    whole = attend(config, TritonAttention, decodes)[0]["paged_attention_kernel"]
-    split = attend(config, TritonAttention, decodes, kernel=attention)[0]
-    parts, combined = split["attend_part_kernel"], split["combine_kernel"]
+    whole = attend(config, TritonAttention, DECODES)[0]["paged_attention_kernel"]
+    split = attend(config, partial(TritonAttention, kernel=attention), DECODES)[0]
+    parts, combined = split["attend_part_kernel"], split["merge_parts_kernel"]
     yield "\nThe same with keys split. A step takes as long as its longest program:"
     yield f"  one program per key head   {whole.programs:>4} programs, the longest reads {max(whole.read):,} bytes"
     yield f"  keys split in parts        {parts.programs:>4} programs, the longest reads {max(parts.read):,} bytes"
     added = sum(parts.written) + sum(combined.read)
-    yield f"  then combine               {combined.programs:>4} programs; partial results cost {added:,} bytes more"
-
-
-# -- the norm ----------------------------------------------------------------------------------------------------------
+    yield f"  then merge                 {combined.programs:>4} programs; partial results cost {added:,} bytes more"
 
 
 def norm_lines(width: int, rows: int = 8) -> Iterator[str]:

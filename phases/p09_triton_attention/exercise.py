@@ -81,7 +81,7 @@ SPLITS = Exercise(
             "blocks = tl.cdiv(length, KEYS) · start = part * blocks // PARTS * KEYS · stop = (part + 1) * blocks // "
             "PARTS * KEYS · return start, tl.minimum(stop, length).",
         ),
-        "combine": (
+        "merge_parts": (
             "Each part subtracted its own peak before it took exponentials, so sums of two parts are on two scales. "
             "Which scale do you bring them to? And which peak has a part that had no keys?",
             "Take the greatest peak of all parts. A part's sums are too large by exp(that - its own peak): multiply "
@@ -99,7 +99,7 @@ SPLITS = Exercise(
             "Dealing out whole blocks by `p * blocks // PARTS` needs no case for what is left over: shares differ by "
             "one block at most. Everything comes from `length`, which is on the GPU, so the launch need not know it."
         ),
-        "combine": (
+        "merge_parts": (
             "This is `take_in` again, with parts for blocks: bring all sums to the greatest peak, add, and divide "
             "once. It always adds in the same order, whichever program ends first, so a step gives the same bits."
         ),

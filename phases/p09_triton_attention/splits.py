@@ -31,7 +31,7 @@ def keys_of_part(length: tensor, part: tensor, PARTS: constexpr, KEYS: constexpr
 
 
 @triton.jit
-def combine(seen: tensor, total: tensor, peak: tensor) -> tensor:
+def merge_parts(seen: tensor, total: tensor, peak: tensor) -> tensor:
     """The softmax over all parts' keys, from what each part kept of its own: [WIDTH].
 
     seen: [PARTS, WIDTH], total and peak: [PARTS], as in `take_in`. A part without keys has a peak of -inf and sums of
@@ -76,7 +76,7 @@ def attend_part_kernel(
 
 
 @triton.jit
-def combine_kernel(
+def merge_parts_kernel(
     out: tensor, seen_ptr: tensor, total_ptr: tensor, peak_ptr: tensor,
     HEAD_DIM: constexpr, PARTS: constexpr, WIDTH: constexpr,
 ) -> None:  # fmt: skip
@@ -85,7 +85,7 @@ def combine_kernel(
     part, lane = tl.arange(0, PARTS), tl.arange(0, WIDTH)
     left, wide = query * PARTS + part, lane < HEAD_DIM
     seen = tl.load(seen_ptr + left[:, None] * HEAD_DIM + lane[None, :], mask=wide[None, :], other=0.0)
-    result = combine(seen, tl.load(total_ptr + left), tl.load(peak_ptr + left))
+    result = merge_parts(seen, tl.load(total_ptr + left), tl.load(peak_ptr + left))
     tl.store(out + query * HEAD_DIM + lane, result.to(out.dtype.element_ty), mask=wide)
 
 
@@ -107,7 +107,7 @@ def split_attention(q: Tensor, keys: Tensor, values: Tensor, tables: Tensor, len
         HEAD_DIM=head_dim, PAGE=page, PARTS=parts, ROWS=max(DECODE_ROWS, triton.next_power_of_2(group)), KEYS=KEYS,
         WIDTH=width, num_warps=4, num_stages=2,
     )  # fmt: skip
-    combine_kernel[(len(seen),)](out, seen, total, peak, HEAD_DIM=head_dim, PARTS=parts, WIDTH=width)
+    merge_parts_kernel[(len(seen),)](out, seen, total, peak, HEAD_DIM=head_dim, PARTS=parts, WIDTH=width)
     return out
 
 

@@ -15,8 +15,9 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import triton
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime import interpreter
 from triton.runtime.jit import KernelInterface
 
@@ -82,7 +83,7 @@ def _counting_bytes(
 ) -> Callable[..., Any]:
     def counted(*args: Any) -> Any:
         width = args[0].get_element_ty().primitive_bitwidth // 8
-        getattr(next(reversed(seen.values())), counter)[-1] += int(np.count_nonzero(args[mask_at].data)) * width
+        getattr(next(reversed(seen.values())), counter)[-1] += int(args[mask_at].data.sum()) * width
         return move(*args)
 
     return counted
@@ -99,3 +100,30 @@ def _replaced(owner: Any, name: str, by: Any) -> Iterator[None]:
             delattr(owner, name)
         else:
             setattr(owner, name, before)
+
+
+# -- torch's own operations --------------------------------------------------------------------------------------------
+
+
+class Moved(TorchDispatchMode):
+    """Adds up what torch's operations read and write. Indexing reads only the rows that it takes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.total = 0
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = function(*args, **kwargs or {})
+        if not function.is_view and "empty" not in function.name():
+            written = sum(each.nbytes for each in flat(result))
+            taken = "index.Tensor" in function.name()
+            self.total += written + (written if taken else sum(each.nbytes for each in flat(args)))
+        return result
+
+
+def flat(values: object) -> list[Tensor]:
+    if isinstance(values, Tensor):
+        return [values]
+    return [each for value in values for each in flat(value)] if isinstance(values, tuple | list) else []

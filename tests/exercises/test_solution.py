@@ -165,3 +165,15 @@ def test_the_phase_is_known_by_its_functions(folder):
         Settings.of({"impl": str(where)})
     with pytest.raises(ConfigError, match="no function of any phase"):
         solution.phase_in(folder({"empty/a.py": ""}) / "empty")
+
+
+def test_a_name_that_two_phases_ask_for_leaves_no_doubt_where_more_is_known(folder):
+    """p08 and p13 both have a `kept`, and p13 more functions in that file."""
+    number = next(i for i, one in enumerate(exercises_of(phases.find("p08"))) if one.file_name == "verification.py")
+    where = folder({"mine/a.py": reference("p08", number)})
+    assert "kept" in {name for one in exercises_of(phases.find("p13")) for name in one.functions}
+    assert solution.phase_in(where / "mine") == "p08"
+    cut_short = "def kept(a, b):\n    return a\n"
+    assert solution.phase_in(folder({"p08/a.py": cut_short}) / "p08") == "p08"
+    with pytest.raises(ConfigError, match="has functions of p08 and p13"):
+        solution.phase_in(folder({"other/a.py": cut_short}) / "other")

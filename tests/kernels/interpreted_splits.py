@@ -18,7 +18,7 @@ from gradus.models import SHAPES, create_model, randomize
 from phases.p06_chunked_prefill.engine import build as build_p06
 from phases.p09_triton_attention.engine import build
 from phases.p09_triton_attention.paged_attention import KEYS
-from phases.p09_triton_attention.splits import combine, keys_of_part, split_attention
+from phases.p09_triton_attention.splits import keys_of_part, merge_parts, split_attention
 from phases.p09_triton_attention.watch import watched
 from tests.kernels.cases import Step
 from tests.phases.drive import parting, run
@@ -86,7 +86,7 @@ def combining_kernel(
 ) -> None:
     part, lane = tl.arange(0, PARTS), tl.arange(0, WIDTH)
     wide = tl.load(seen + part[:, None] * WIDTH + lane[None, :])
-    tl.store(out + lane, combine(wide, tl.load(total + part), tl.load(peak + part)))
+    tl.store(out + lane, merge_parts(wide, tl.load(total + part), tl.load(peak + part)))
 
 
 def combined(scores: Tensor, values: Tensor, parts: list[slice]) -> Tensor:
@@ -154,5 +154,5 @@ def test_the_engine_with_all_kernels_gives_the_tokens_of_p06():
         found = run(build(model, options), asked)
     for name, ending in expected.items():
         assert found[name].tokens == ending.tokens, parting(prompts[0], found[name].tokens, ending.tokens)
-    ran = {"paged_attention_kernel", "attend_part_kernel", "combine_kernel", "add_rms_norm_kernel"}
+    ran = {"paged_attention_kernel", "attend_part_kernel", "merge_parts_kernel", "add_rms_norm_kernel"}
     assert ran <= seen.keys() and all(seen[name].programs == len(seen[name].read) for name in ran)

@@ -65,7 +65,7 @@ def test_split_attention_compiles_for_every_gpu_without_spilling(able):
     assert found.spilled == 0 and found.shared <= able.shared_memory
     types = {"out": "*bf16"} | dict.fromkeys(("seen_ptr", "total_ptr", "peak_ptr"), "*fp32")
     constants = {"HEAD_DIM": 128, "PARTS": PARTS, "WIDTH": 128}
-    assert compile_for(able, splits.combine_kernel, types, constants, num_warps=4).spilled == 0
+    assert compile_for(able, splits.merge_parts_kernel, types, constants, num_warps=4).spilled == 0
 
 
 def test_the_norm_compiles_for_an_h200_without_spilling():

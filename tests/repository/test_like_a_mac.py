@@ -124,7 +124,7 @@ def test_a_phase_of_triton_kernels_runs_without_them_and_says_so(found):
         ("cuda", "no CUDA GPU is usable here"),
         ("mps", "device must be auto, cpu, cuda or cuda:N, got 'mps'"),
         ("p09 on cuda", "no CUDA GPU is usable here"),
-        ("p09's demo", "none of p09"),
+        ("p09's demo", "the kernels need Triton"),
     ],
 )
 def test_what_needs_another_machine_is_refused_in_one_line(found, name, said):

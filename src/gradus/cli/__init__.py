@@ -6,6 +6,7 @@ Read in this order:
     layers.py      help at once, and the options that it shows first
     terminal.py    output to stdout, stderr and files;  progress.py: a bar during long work
     engine.py      a model loaded for a command;  loading.py: the same for a server
+    interpreted.py    a phase's kernels where there is no GPU: interpreted, and counted
     memory.py      a plan of its memory, shown;  families.py: the families that load, and what their shapes cost
     explain.py     what a model needs and reaches on a card
     commands/      one module for each group of commands
