@@ -55,8 +55,8 @@ def trial(yours: Any, seed: int) -> Trial:
 
 
 TASK = Open(
-    goal="Make the mean time from a request's arrival to its last token 30 % shorter than p03's, the longest at most 1.35 times "
-    "as long, with 10 % more rows at most.",
+    goal="Make the mean time from a request's arrival to its last token 30 % shorter than p03's, and the longest at most "
+    "1.35 times as long, with 10 % more rows at most.",
     counts="mean",
     unit="steps from arrival to the last token, on average",
     reach=0.7,

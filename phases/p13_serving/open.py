@@ -108,8 +108,8 @@ def trial(yours: Any, seed: int) -> Trial:
 
 
 TASK = Open(
-    goal="Give a key, on average over the keys, 2.5 times as many answers in time as p13's queue does, and let 43 % fewer "
-    "requests miss their objective in all.",
+    goal="Give a key, on average over the keys, 2.5 times as many answers in time as p13's queue does, and let 43 % "
+    "fewer requests miss their objective in all.",
     counts="share",
     unit="percent of a key's answers in time (the sum of all trials)",
     reach=2.5,

@@ -32,7 +32,8 @@ EXPERTS, CHOSEN, RANKS, TOPICS, LIKED, TOKENS = 64, 6, 8, 20, 12, 4096
 
 
 def choices(seed: int) -> tuple[Tensor, Tensor]:
-    """What tokens take, [TOKENS, CHOSEN] twice: tokens have topics, some more common, and a topic likes some experts."""
+    """What tokens take, [TOKENS, CHOSEN] twice. Each has a topic, some are more common, and a topic likes some
+    experts."""
     random = torch.Generator().manual_seed(seed)
     liking = torch.randn(TOPICS, EXPERTS, generator=random)
     for topic in range(TOPICS):

@@ -29,6 +29,7 @@ SECTIONS = [
     "from the lesson to the engine",
     "check yourself",
     "further reading",
+    "an open task",
 ]
 
 
@@ -135,7 +136,8 @@ USUAL_FUNCTION = 12  # lines of the median function
 
 def teaching_sources(root: Path) -> list[str]:
     """The code of p00 to p08, but what they measure and what they ask of the student."""
-    files = [path for path in root.glob("p0[0-8]*/*.py") if path.name not in ("benchmark.py", "exercise.py")]
+    others = ("benchmark.py", "exercise.py", "open.py")
+    files = [path for path in root.glob("p0[0-8]*/*.py") if path.name not in others]
     return [text_of(path) for path in files]
 
 

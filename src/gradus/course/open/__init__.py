@@ -11,5 +11,5 @@ it is measured against that beginning, in the same process and on the same workl
     attempt.py       the reader's side: the file to begin with, and the judge's process
     report.py        what a check says
 
-The meter and the workload need torch, and import it when they are first used.
+Only the meter, the workload and the judge import torch.
 """

@@ -27,8 +27,8 @@ PRODUCTS = {"aten::linear": (0, 1, -2), "aten::mm": (0, 1, -1), "aten::matmul": 
 class Meter(TorchDispatchMode):
     """Watches operations while it is entered. It can be entered many times, and goes on counting.
 
-    storage: also count bytes. live: of the tensors that were made while it watched and are alive. peak: the most at once.
-    What one operation uses inside, and gives back before it ends, is not seen.
+    storage: also count bytes. live: of the tensors that were made while it watched and are alive. peak: the most at
+    once. What one operation uses inside, and gives back before it ends, is not seen.
     """
 
     def __init__(self, model: Model, *, storage: bool = False) -> None:

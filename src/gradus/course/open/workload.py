@@ -169,5 +169,3 @@ def compare(name: str, place: int, wanted: torch.Tensor, token: int, logprob: fl
             f"token {place + 1} of {name} is right, but its log-probability is {logprob:.4f} where the model has "
             f"{float(wanted[token]):.4f}: something was rounded"
         )
-
-
