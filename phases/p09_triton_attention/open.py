@@ -1,7 +1,7 @@
 """The open task: read shared keys once.
 
 p05 lets sequences share pages, and p09's kernel reads a shared page once for each of them. With a long system prompt
-that is most of what a step reads. Bytes are counted where the interpreted kernel loads them.
+these are most of the bytes that a step reads. They are counted in the loads of the interpreted kernel.
 """
 
 import re
@@ -112,8 +112,8 @@ def trial(yours: Any, seed: int) -> Trial:
 
 
 TASK = Open(
-    goal="Attend for eight sequences, of which some share pages, and read at most 55 % of the bytes of keys and values "
-    "that p09's kernel reads.",
+    goal="Attend for eight sequences that share some pages, and read 55 % of the bytes of keys and values that p09's "
+    "kernel reads.",
     counts="read",
     unit="bytes of keys and values",
     reach=0.55,

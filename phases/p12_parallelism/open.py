@@ -1,7 +1,7 @@
 """The open task: fewer bytes between two ranks.
 
-p12 exchanges whatever is simplest: summands for every row, embeddings that one rank has, and the scores of all tokens,
-of which one is taken. Bytes are counted where they leave a rank, and what a rank keeps is counted, too.
+p12 exchanges whatever is simplest: summands for every row, embeddings that one rank has, and the scores of all tokens
+for one that is chosen. The bytes that leave a rank are counted, and those of its weights.
 """
 
 from random import Random
@@ -13,7 +13,7 @@ from torch import Tensor
 from gradus import phases
 from gradus.course.open.declaration import Open, Refused, Trial
 from gradus.course.open.judge import again
-from gradus.course.open.workload import Ask, Played, options, prompt, small_model, verify
+from gradus.course.open.workload import Ask, options, prompt, small_model, verify
 from gradus.engine.request import Request, SamplingParams
 from gradus.models import Model
 from phases.p12_parallelism.exchange import Exchange, Sent
@@ -79,9 +79,7 @@ def trial(yours: Any, seed: int) -> Trial:
 
     ranks = on_all_ranks(run, parts=RANKS)
     for tokens, _, _ in ranks:
-        verify(
-            whole, wanted, Played(answers={name: [(token, None) for token in each] for name, each in tokens.items()})
-        )
+        verify(whole, wanted, {name: [(token, None) for token in each] for name, each in tokens.items()})
     return {"sent": sum(sent for _, sent, _ in ranks), "kept": max(mine for _, _, mine in ranks)}
 
 

@@ -9,7 +9,7 @@ it is measured against that beginning, in the same process and on the same workl
     workload.py      requests from a seed, run by the reader's engine, every token verified
     judge.py         trials in turns, in a process of their own
     attempt.py       the reader's side: the file to begin with, and the judge's process
-    report.py        what a check says
+    report.py        the lines that a check prints
 
 Only the meter, the workload and the judge import torch.
 """

@@ -1,4 +1,4 @@
-"""A reader's attempt at an open task: the file to begin with, and what the judge found about it."""
+"""A reader's attempt at an open task: the file to begin with, and the judge's findings about it."""
 
 import json
 import os
@@ -24,7 +24,7 @@ MOST_SEED = 10**6
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What the judge found. error: why the attempt does not count; "" if it does. printed: what the file printed then.
+    """The judge's findings. error: why the attempt does not count; "" if it does. printed: what the file printed then.
 
     mine, base: numbers of the reader's file and of the beginning, summed over the trials; ratios: of the score, trial
     by trial. seeds: of the trials, to repeat them.

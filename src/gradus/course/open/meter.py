@@ -1,13 +1,13 @@
-"""Counts below torch: every operation passes here, whoever asks for it, and whatever it is called above.
+"""Counts below torch: every operation passes here, whichever file asks for it.
 
     with Meter(model) as meter:
         engine.step()
     meter.rows        # rows that the layers have computed
     meter.live        # bytes of the tensors that are alive and were made while it watched
 
-A row is counted by its multiplications: all products with matrices, divided by those that the layers do for one row.
-So a row that runs through half of the layers is half a row, and a product that is split into parts is as large as it
-was. The output head and attention are not counted.
+A row is counted by its multiplications: all products with matrices, divided by those that the layers do for one row. A
+row that runs through half of the layers is half a row, and splitting a product into parts changes nothing. The output
+head and attention are not counted.
 """
 
 import weakref
