@@ -38,7 +38,7 @@ def parts(root: Path = ROOT) -> tuple[Part, ...]:
     designs = _found(root, "docs/design/p??.md")
     others = tuple(page for page in _found(root, "docs/design/*.md") if page not in designs)
     return (
-        Part("The course", (*_found(root, "phases/p*/README.md"), "phases/museum/README")),
+        Part("The course", (*_found(root, "phases/p*/README.md"), "phases/museum/README", "docs/open-tasks")),
         Part("The engine", (*(f"docs/{name}" for name in DOCS), "deploy/README")),
         Part("Why it is built so", designs + others),
         Part("The project", (ABOUT, "reports/README", *PROJECT)),

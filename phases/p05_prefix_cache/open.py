@@ -55,8 +55,8 @@ def trial(yours: Any, seed: int) -> Trial:
 
 
 TASK = Open(
-    goal="Choose better which pages to forget: serve a mixed trace with 88 % of the rows that p05 computes for it, in the "
-    "same pages.",
+    goal="Choose better which pages to forget: serve a mixed trace with 88 % of the rows that p05 computes for it, in "
+    "the same pages.",
     counts="rows",
     unit="rows",
     reach=0.88,
