@@ -1,6 +1,6 @@
 """Open tasks: one for each phase, with a goal and a meter, and without a solution anywhere in the repository.
 
-A phase's `open.py` declares its task. The reader's file begins as the phase's own parts, unchanged, which score 1.00;
+A phase declares its task in a module of its own, `open`. The reader's file begins as the phase's own parts, unchanged, which score 1.00;
 it is measured against that beginning, in the same process and on the same workloads. Read in this order:
 
     declaration.py   what a task is, and what its trial returns
