@@ -15,6 +15,7 @@ ABOUT = "README"
 START = "phases/p00_baseline/forward_pass"
 """Where the cover sends a reader who is new."""
 MUSEUM = "phases/museum/README"
+OPEN_TASKS = "docs/open-tasks"
 
 DOCS = (
     *("install", "commands", "models", "serving", "operations", "load", "deploy", "clients", "agents", "tools"),
@@ -39,9 +40,9 @@ def parts(root: Path = ROOT) -> tuple[Part, ...]:
     designs = _found(root, "docs/design/p??.md")
     others = tuple(page for page in _found(root, "docs/design/*.md") if page not in designs)
     known = tuple(f"docs/{name}" for name in DOCS)
-    more = tuple(page for page in _found(root, "docs/*.md") if page not in known)
+    more = tuple(page for page in _found(root, "docs/*.md") if page not in (*known, OPEN_TASKS))
     return (
-        Part("The course", (*_found(root, "phases/p*/README.md"), MUSEUM)),
+        Part("The course", (*_found(root, "phases/p*/README.md"), MUSEUM, OPEN_TASKS)),
         Part("The engine", (*known, *more, "deploy/README")),
         Part("Why it is built so", designs + others),
         Part("The project", (ABOUT, "reports/README", *PROJECT)),

@@ -25,7 +25,7 @@ from phases.p00_baseline.scheduler import OneAtATime
 
 
 class Yours(ModelRunner):
-    """Change what you like. `self.model` has `embedding`, `layers`, `norm` and `logits`; the layers have their parts."""
+    """Change what you like. `self.model` has `embedding`, `rotations`, `layers` and `norm`."""
 
     def forward(self, batch: Batch) -> Tensor:
         self.attention.prepare(batch)
@@ -46,8 +46,8 @@ def trial(yours: Any, seed: int) -> Trial:
 
 
 TASK = Open(
-    goal="Compute the first token of a prompt of 500 tokens with a third of the memory for intermediate results that p00 "
-    "needs, in no more rows.",
+    goal="Compute the first token of a prompt of 500 tokens with a third of the memory that p00 needs for intermediate "
+    "results, in no more rows.",
     counts="peak",
     unit="bytes alive at once",
     reach=0.33,

@@ -42,8 +42,8 @@ def trial(yours: Any, seed: int) -> Trial:
 
 
 TASK = Open(
-    goal="Run short answers in a context of 512 tokens with 30 % of the memory that p01 takes, on average over the steps. "
-    "What a step copies counts, too.",
+    goal="Run short answers in a context of 512 tokens with 30 % of the memory that p01 takes, on average over the "
+    "steps. What a step copies counts, too.",
     counts="bytes",
     unit="bytes alive at once, at the worst moment of an average step",
     reach=0.3,

@@ -69,8 +69,8 @@ def trial(yours: Any, seed: int) -> Trial:
 
 
 TASK = Open(
-    goal="Form batches with 35 % of p02's rows of padding, in no more steps. At most 12 later requests may start before "
-    "one, and a batch still starts and ends together.",
+    goal="Form batches with 35 % of p02's rows of padding, in no more steps. A batch still starts and ends together, "
+    "and at most 12 later requests start before one.",
     counts="padding",
     unit="rows of padding",
     reach=0.35,

@@ -1,7 +1,7 @@
 """The open task: shorter waits by another order.
 
-In the order of arrival, a request of four tokens waits behind one of a hundred. The shortest first would be best on
-average, and the long ones would never start. The mean time is scored, and the longest is bounded.
+A request of four tokens waits behind one of a hundred. Running the shortest first is best on average, and long ones
+would never start. The mean time is scored, and the longest is bounded.
 """
 
 from random import Random
@@ -23,7 +23,10 @@ from phases.p03_continuous_batching.scheduler import ContinuousBatching
 
 
 class Yours(ContinuousBatching):
-    """Change what you like: the order, who keeps a slot. A request's `max_tokens` is in `sequence.request.params`."""
+    """Change what you like: the order of requests, which sequence keeps its slot.
+
+    A request's `max_tokens` is in `sequence.request.params`.
+    """
 
 
 def build(model: Model, options: EngineOptions) -> Engine:
@@ -55,8 +58,8 @@ def trial(yours: Any, seed: int) -> Trial:
 
 
 TASK = Open(
-    goal="Make the mean time from a request's arrival to its last token 30 % shorter than p03's, the longest at most 1.35 times "
-    "as long, with 10 % more rows at most.",
+    goal="Make the mean time from a request's arrival to its last token 30 % shorter than p03's, and the longest at "
+    "most 1.35 times as long, with 10 % more rows at most.",
     counts="mean",
     unit="steps from arrival to the last token, on average",
     reach=0.7,

@@ -21,7 +21,7 @@ from phases.p04_paged_cache.scheduler import PagedBatching
 
 
 class Yours(PagedBatching):
-    """Change what you like: who starts, who is preempted, who waits."""
+    """Change what you like: which sequence starts, which is preempted, which waits."""
 
 
 def build(model: Model, options: EngineOptions) -> Engine:

@@ -1,7 +1,7 @@
-"""The open task: a better choice of what to forget.
+"""The open task: a better choice of pages to forget.
 
-p05 evicts the page that has been idle longest. One prompt that nobody will repeat, if it is long, then pushes out
-prefixes that come back every minute. What is counted is rows: each hit saves some.
+p05 evicts the page that has been idle longest. A long prompt that never comes again then pushes out prefixes that come
+back all the time. What is counted is rows: each hit saves some.
 """
 
 from random import Random
@@ -55,8 +55,8 @@ def trial(yours: Any, seed: int) -> Trial:
 
 
 TASK = Open(
-    goal="Choose better what to forget: serve a mixed trace with at most 88 % of the rows that p05 computes for it, "
-    "with the same pages.",
+    goal="Choose better which pages to forget: serve a mixed trace with 88 % of the rows that p05 computes for it, in "
+    "the same pages.",
     counts="rows",
     unit="rows",
     reach=0.88,

@@ -5,6 +5,7 @@ that it attends to. So a chunk at a prompt's end costs more than one of as many 
 budget pays FIXED more often.
 """
 
+from itertools import pairwise
 from random import Random
 from typing import Any
 
@@ -55,7 +56,9 @@ def cost(seen: Seen) -> float:
     """The time of a step. Raises Refused if the layers computed other rows than the plan says."""
     spans = seen.step.spans if seen.step else ()
     if abs(seen.rows - sum(span.count for span in spans)) > 0.01:
-        raise Refused(f"a step's plan has {sum(span.count for span in spans)} tokens, and {seen.rows:.1f} were computed")
+        raise Refused(
+            f"a step's plan has {sum(span.count for span in spans)} tokens, and {seen.rows:.1f} were computed"
+        )
     keys = sum(span.count * span.start + span.count * (span.count + 1) / 2 for span in spans)
     return FIXED + ROW * seen.rows + KEY * keys
 
@@ -67,7 +70,7 @@ def worst_gap(played: Played, wanted: list[Ask]) -> float:
         now += cost(step)
         ends.append(now)
     tokens = [[ends[number] for number in played.when(ask.name)] for ask in wanted]
-    return max(later - sooner for times in tokens for sooner, later in zip(times, times[1:], strict=False))
+    return max(later - sooner for times in tokens for sooner, later in pairwise(times))
 
 
 def trial(yours: Any, seed: int) -> Trial:

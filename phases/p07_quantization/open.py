@@ -74,7 +74,8 @@ def trial(yours: Any, seed: int) -> Trial:
 
 
 TASK = Open(
-    goal="Lower the error of a layer's output by 40 % against GPTQ with groups of 128, in the same 4.25 bits per weight.",
+    goal="Make the error of a layer's output 40 % smaller than that of GPTQ with groups of 128, in the same 4.25 bits "
+    "per weight.",
     counts="error",
     unit="percent of the output, in error (the sum of all trials)",
     reach=0.6,

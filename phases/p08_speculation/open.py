@@ -1,8 +1,8 @@
 """The open task: a drafter of your own, judged by what its guesses cost and save.
 
-The text is the course's own code, a word or a sign per token, and the numbers of the words are drawn anew in each trial: a
-drafter knows nothing but what it has read. A step costs 1, and each draft that it verifies costs a little more. So it
-matters as much when to guess nothing as what to guess.
+The text is the course's own code, a word or a sign per token, and the numbers of the words are drawn anew in each
+trial: a drafter knows nothing but the text so far. A step costs 1, and each draft that it verifies a little more. So
+it matters as much when to guess nothing as what to guess.
 """
 
 import re

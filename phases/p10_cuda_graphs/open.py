@@ -74,7 +74,7 @@ class Counted:
 
 
 def asks(seed: int) -> list[Ask]:
-    """The load stays at a level for a while, then at another: so many answers of about one length begin together."""
+    """The load stays at a level for a while, then at another: answers of about one length begin together."""
     random = Random(seed)
     levels = random.sample(range(3, SLOTS), LEVELS)
     return [
@@ -104,7 +104,7 @@ def trial(yours: Any, seed: int) -> Trial:
 
 
 TASK = Open(
-    goal="Serve a load that changes its level with 80 % of what p10 pays for graphs: 40 rows for each recording, 1 for each "
+    goal="Serve a load that changes its level at 80 % of p10's cost of graphs: 40 rows for each recording, 1 for each "
     "row of padding, 24 for a decode step without a graph.",
     counts="cost",
     unit="rows' worth of recordings, padding and launches",

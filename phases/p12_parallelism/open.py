@@ -1,7 +1,7 @@
 """The open task: fewer bytes between two ranks.
 
-p12 exchanges whatever is simplest: summands for every row, embeddings that one rank has, and the scores of all tokens,
-of which one is taken. Bytes are counted where they leave a rank, and what a rank keeps is counted, too.
+p12 exchanges whatever is simplest: summands for every row, embeddings that one rank has, and the scores of all tokens
+for one that is chosen. The bytes that leave a rank are counted, and those of its weights.
 """
 
 from random import Random
@@ -13,7 +13,7 @@ from torch import Tensor
 from gradus import phases
 from gradus.course.open.declaration import Open, Refused, Trial
 from gradus.course.open.judge import again
-from gradus.course.open.workload import Ask, Played, options, prompt, small_model, verify
+from gradus.course.open.workload import Ask, options, prompt, small_model, verify
 from gradus.engine.request import Request, SamplingParams
 from gradus.models import Model
 from phases.p12_parallelism.exchange import Exchange, Sent
@@ -38,7 +38,7 @@ def cut(whole: Model, exchange: Exchange) -> Model:
     return model.cut(whole, exchange)
 '''
 
-RANKS, REQUESTS = 2, 4
+RANKS, REQUESTS, TOKENS = 2, 4, 16
 
 
 class Counted:
@@ -66,23 +66,20 @@ class Counted:
 def trial(yours: Any, seed: int) -> Trial:
     """All ranks run the same requests with p03's engine, and all must give the model's tokens."""
     random, whole = Random(seed), small_model(seed)
-    wanted = [Ask(f"r{number}", prompt(random, random.randint(4, 12)), 16) for number in range(REQUESTS)]
-    settings = options(whole, max_sequences=REQUESTS)
-    params = SamplingParams(max_tokens=16, ignore_eos=True)
-
+    wanted = [Ask(f"r{number}", prompt(random, random.randint(4, 12)), TOKENS) for number in range(REQUESTS)]
+    settings, params = options(whole, max_sequences=REQUESTS), SamplingParams(max_tokens=TOKENS, ignore_eos=True)
+    requests = [Request.create(ask.name, list(ask.prompt), params, settings.limits) for ask in wanted]
     files = [yours, *(again(yours) for _ in range(1, RANKS))]  # each rank has variables of its own
 
-    def run(exchange: Exchange) -> tuple[Played, int, int]:
+    def run(exchange: Exchange) -> tuple[dict[str, list[int]], int, int]:
         counted = Counted(exchange)
         part: Model = files[exchange.place.rank].cut(whole, counted)
         engine = phases.load("p03").build(part, settings)
-        found = answers([engine], [Request.create(ask.name, list(ask.prompt), params, settings.limits) for ask in wanted])
-        tokens = {name: [(token, None) for token in each] for name, each in found.items()}
-        return Played(answers=tokens), counted.sent(), kept(part, whole)
+        return answers([engine], requests), counted.sent(), kept(part, whole)
 
     ranks = on_all_ranks(run, parts=RANKS)
-    for played, _, _ in ranks:
-        verify(whole, wanted, played)
+    for tokens, _, _ in ranks:
+        verify(whole, wanted, {name: [(token, None) for token in each] for name, each in tokens.items()})
     return {"sent": sum(sent for _, sent, _ in ranks), "kept": max(mine for _, _, mine in ranks)}
 
 

@@ -68,7 +68,7 @@ class Judged(Server):
         return super().step() if self.inside else []
 
     def _commit(self, advanced: list[Request]) -> list[Record]:
-        """Note which of those that end were in time."""
+        """Note the numbers of requests that end in time."""
         ended = [one for one in advanced if one.written + 1 == one.output]
         records = super()._commit(advanced)
         good = [one for one, record in zip(ended, records, strict=True) if met(record, OBJECTIVE)]
@@ -77,7 +77,7 @@ class Judged(Server):
 
 
 def requests(seed: int) -> dict[int, tuple[int, Request]]:
-    """By number: the key, and what it sends."""
+    """Draw the requests of all keys, by number in the order of arrival: the key, and its request."""
     random, found, at = Random(seed), [], 0.0
     while at < SECONDS:
         found.append((random.randrange(KEYS), at))
@@ -108,8 +108,8 @@ def trial(yours: Any, seed: int) -> Trial:
 
 
 TASK = Open(
-    goal="Give a key, on average over the keys, 2.5 times as many answers in time as p13's queue does, and let 43 % fewer "
-    "requests miss their objective in all.",
+    goal="Give a key, on average over the keys, 2.5 times as many answers in time as p13's queue does, and let 43 % "
+    "fewer requests miss their objective in all.",
     counts="share",
     unit="percent of a key's answers in time (the sum of all trials)",
     reach=2.5,

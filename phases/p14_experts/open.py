@@ -1,7 +1,7 @@
 """The open task: where the experts live.
 
-A row travels to every rank that has one of its experts. Experts that are chosen together should share a rank, and
-then that rank has all the rows of what they are chosen for. So fewer visits and even loads pull in two directions.
+A row travels to every rank that has one of its experts. Experts that are chosen together should share a rank,
+and then that rank has all rows that choose them. So fewer visits and even loads pull in two directions.
 """
 
 from typing import Any
@@ -32,7 +32,7 @@ EXPERTS, CHOSEN, RANKS, TOPICS, LIKED, TOKENS = 64, 6, 8, 20, 12, 4096
 
 
 def choices(seed: int) -> tuple[Tensor, Tensor]:
-    """What tokens take, [TOKENS, CHOSEN] twice: tokens have topics, some more common, and a topic likes some experts."""
+    """Draw the experts of tokens, [TOKENS, CHOSEN] twice. A token has a topic, and a topic likes some experts."""
     random = torch.Generator().manual_seed(seed)
     liking = torch.randn(TOPICS, EXPERTS, generator=random)
     for topic in range(TOPICS):

@@ -29,6 +29,7 @@ SECTIONS = [
     "from the lesson to the engine",
     "check yourself",
     "further reading",
+    "an open task",
 ]
 
 

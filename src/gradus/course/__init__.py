@@ -1,4 +1,5 @@
-"""The course's tools: exercises checked by the reference's tests, views of a phase, and figures. No torch here.
+"""The course's tools: exercises checked by the reference's tests, views of a phase, and figures. No torch here,
+except where open tasks are measured.
 
 `gradus.exercises` says what an exercise is, and how a student's file takes the place of ours. Read in this order:
 

@@ -1,6 +1,6 @@
 """Open tasks: one for each phase, with a goal and a meter, and without a solution anywhere in the repository.
 
-A phase's `open.py` declares its task. The reader's file begins as the phase's own parts, unchanged, which score 1.00;
+A phase declares its task in a module of its own, `open`. The reader's file begins as the phase's own parts, unchanged, which score 1.00;
 it is measured against that beginning, in the same process and on the same workloads. Read in this order:
 
     declaration.py   what a task is, and what its trial returns
@@ -9,7 +9,7 @@ it is measured against that beginning, in the same process and on the same workl
     workload.py      requests from a seed, run by the reader's engine, every token verified
     judge.py         trials in turns, in a process of their own
     attempt.py       the reader's side: the file to begin with, and the judge's process
-    report.py        what a check says
+    report.py        the lines that a check prints
 
-The meter and the workload need torch, and import it when they are first used.
+Only the meter, the workload and the judge import torch.
 """

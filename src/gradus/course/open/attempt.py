@@ -1,6 +1,7 @@
-"""A reader's attempt at an open task: the file to begin with, and what the judge found about it."""
+"""A reader's attempt at an open task: the file to begin with, and the judge's findings about it."""
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -23,7 +24,7 @@ MOST_SEED = 10**6
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What the judge found. error: why the attempt does not count; "" if it does. printed: what the file printed then.
+    """The judge's findings. error: why the attempt does not count; "" if it does. printed: what the file printed then.
 
     mine, base: numbers of the reader's file and of the beginning, summed over the trials; ratios: of the score, trial
     by trial. seeds: of the trials, to repeat them.
@@ -85,9 +86,16 @@ def attempt(phase: PhaseInfo, file: Path, seed: int | None = None) -> Found:
         facts = Path(folder) / "facts.json"
         command = [sys.executable, "-m", "gradus.course.open.judge", "--phase", phase.name]
         command += ["--file", str(file.resolve()), "--seeds", ",".join(map(str, seeds)), "--facts", str(facts)]
+        triton = {"TRITON_INTERPRET": "1"} if task.interpreted else {}  # read when Triton is first imported
         try:
             done = subprocess.run(
-                command, cwd=repository(phase), capture_output=True, text=True, errors="replace", timeout=SECONDS
+                command,
+                cwd=repository(phase),
+                env=os.environ | triton,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=SECONDS,
             )
         except subprocess.TimeoutExpired:
             return Found(seeds, f"the trials had not ended after {SECONDS} s")

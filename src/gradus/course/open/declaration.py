@@ -33,7 +33,8 @@ class Open:
     may become, as multiples of the beginning's.
     start: the source of the file to begin with, whose own score is 1.00.
     most: more is better. trials: how many workloads one check measures. clocked: the number is a time, so that each
-    trial's ratio is taken by itself, and the median and the spread of the ratios are reported.
+    trial's ratio is taken by itself, and the median and the spread of the ratios are reported. interpreted: Triton
+    kernels run in Triton's interpreter, on the CPU.
     """
 
     goal: str
@@ -46,6 +47,7 @@ class Open:
     most: bool = False
     trials: int = 3
     clocked: bool = False
+    interpreted: bool = False
 
     @property
     def target(self) -> str:

@@ -32,7 +32,7 @@ class Guard:
 
 
 def mark(value: Any) -> Any:
-    """What must stay the same within one object: a function's code and defaults, a constant's value."""
+    """Return the parts of an object that must stay the same: a function's code and defaults, a constant's value."""
     if isinstance(value, FunctionType):
         return value.__code__, value.__defaults__, value.__kwdefaults__
     return value if isinstance(value, PLAIN) else None

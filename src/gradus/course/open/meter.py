@@ -1,13 +1,13 @@
-"""Counts below torch: every operation passes here, whoever asks for it, and whatever it is called above.
+"""Counts below torch: every operation passes here, whichever file asks for it.
 
     with Meter(model) as meter:
         engine.step()
     meter.rows        # rows that the layers have computed
     meter.live        # bytes of the tensors that are alive and were made while it watched
 
-A row is counted by its multiplications: all products with matrices, divided by those that the layers do for one row.
-So a row that runs through half of the layers is half a row, and a product that is split into parts is as large as it
-was. The output head and attention are not counted.
+A row is counted by its multiplications: all products with matrices, divided by those that the layers do for one row. A
+row that runs through half of the layers is half a row, and splitting a product into parts changes nothing. The output
+head and attention are not counted.
 """
 
 import weakref
@@ -27,8 +27,8 @@ PRODUCTS = {"aten::linear": (0, 1, -2), "aten::mm": (0, 1, -1), "aten::matmul": 
 class Meter(TorchDispatchMode):
     """Watches operations while it is entered. It can be entered many times, and goes on counting.
 
-    storage: also count bytes. live: of the tensors that were made while it watched and are alive. peak: the most at once.
-    What one operation uses inside, and gives back before it ends, is not seen.
+    storage: also count bytes. live: of the tensors that were made while it watched and are alive. peak: the most at
+    once. What one operation uses inside, and gives back before it ends, is not seen.
     """
 
     def __init__(self, model: Model, *, storage: bool = False) -> None:

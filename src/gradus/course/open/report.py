@@ -1,4 +1,4 @@
-"""What a check of an open task says to the reader, line by line."""
+"""The lines that a check of an open task prints."""
 
 from collections.abc import Iterator
 

@@ -7,7 +7,7 @@ Weights and prompts follow from the seed, so no answer is known in advance. A to
 after the tokens before it, computed by p00's attention from the whole text, with the same log-probability.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
@@ -112,7 +112,7 @@ def play(build: Build, model: Model, settings: EngineOptions, asks: Sequence[Ask
         if number == MOST_STEPS:
             raise Refused(f"after {MOST_STEPS} steps there is still work to do")
     probe.stop()
-    verify(model, asks, played)
+    verify(model, asks, played.answers)
     return played
 
 
@@ -146,11 +146,11 @@ def taken(outputs: Sequence[Output]) -> Iterator[tuple[str, list[tuple[int, floa
 
 
 @torch.inference_mode()
-def verify(model: Model, asks: Sequence[Ask], played: Played) -> None:
-    """Raises Refused at the first token that is not the model's."""
+def verify(model: Model, asks: Sequence[Ask], answers: Mapping[str, Sequence[tuple[int, float | None]]]) -> None:
+    """Raises Refused at the first token that is not the model's. answers: as `Played` has them."""
     recompute = phases.find("p00").module("no_cache").Recompute
     for ask in asks:
-        answer = played.answers[ask.name]
+        answer = answers[ask.name]
         if len(answer) != ask.tokens:
             raise Refused(f"{ask.name} got {len(answer)} tokens, and asked for {ask.tokens}")
         text = [*ask.prompt, *(token for token, _ in answer)][:-1]
@@ -169,5 +169,3 @@ def compare(name: str, place: int, wanted: torch.Tensor, token: int, logprob: fl
             f"token {place + 1} of {name} is right, but its log-probability is {logprob:.4f} where the model has "
             f"{float(wanted[token]):.4f}: something was rounded"
         )
-
-

@@ -24,7 +24,7 @@ ROLES = {
     "sample": "sampler",
 }
 WIRING = ("phases.", "gradus.assembly.final")  # the modules whose functions put parts together
-NOT_PARTS = {"__init__.py", "engine.py", "exercise.py", "benchmark.py"}
+NOT_PARTS = {"__init__.py", "engine.py", "exercise.py", "benchmark.py", "open.py"}
 
 
 def difference(old: PhaseInfo, new: PhaseInfo) -> list[str]:

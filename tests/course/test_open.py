@@ -1,0 +1,395 @@
+"""Open tasks: every phase has one, its beginning scores 1.00, and what does not count is refused.
+
+No engine here solves a task. Wrong, cheating and unchanged ones are measured, and what a goal's reaching does is tried
+with numbers that nobody measured.
+"""
+
+import importlib.util
+import re
+import subprocess
+import sys
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from gradus import phases
+from gradus.config.options import EngineOptions
+from gradus.course.open import attempt, judge, report
+from gradus.course.open.attempt import Found
+from gradus.course.open.declaration import Open, Refused
+from gradus.course.open.guard import Guard
+from gradus.course.open.meter import Meter
+from gradus.course.open.workload import Ask, options, play, small_model
+from gradus.course.student.ladder import Best
+from gradus.models import Model
+from gradus.sampling.sampler import Sampler
+
+ROOT = Path(__file__).parents[2]
+TASKS = [info.name for info in phases.available()]
+ASKS = [Ask("a", (1, 2, 3), 5), Ask("b", (4, 5, 6, 7), 4, at=2)]
+
+
+def task_of(phase: str) -> Open:
+    info = phases.find(phase)
+    if phase in ("p09", "p10") and find_spec("triton") is None:
+        pytest.skip("Triton is for Linux alone")
+    return attempt.task_of(info)
+
+
+def beginning(task: Open, folder: Path, change=lambda source: source):
+    """The file to begin with, as a module; change: applied to its source."""
+    file = folder / "beginning.py"
+    file.write_text(change(task.start), encoding="utf-8")
+    return judge.load(file, f"beginning_{folder.name}")
+
+
+def built(phase: str):
+    """A phase's own `build`."""
+    return phases.load(phase).build
+
+
+def run(build, seed: int = 3, **settings):
+    model = small_model(seed)
+    return play(build, model, options(model, **({"max_sequences": 2} | settings)), ASKS, storage=True)
+
+
+# -- every task ------------------------------------------------------------------------------------------------------
+
+
+INTERPRETED = {"p09"}  # trials that need an interpreter of Triton, and so a process of their own
+
+
+@pytest.mark.parametrize("phase", [name for name in TASKS if name not in INTERPRETED])
+def test_a_beginning_is_measured_alike_twice_and_otherwise_with_another_seed(phase, tmp_path):
+    task = task_of(phase)
+    module = beginning(task, tmp_path)
+    first, again, other = (task.trial(module, seed) for seed in (5, 5, 6))
+    counted = {name: value for name, value in first.items() if not (task.clocked and name == task.counts)}
+    assert {task.counts, *task.bounds} <= first.keys() and first[task.counts] > 0
+    assert counted == {name: again[name] for name in counted}
+    assert first != other
+
+
+@pytest.mark.parametrize("phase", TASKS)
+def test_a_goal_is_beyond_the_beginning(phase):
+    task = task_of(phase)
+    assert not task.reached(1.0) and task.reached(task.reach)
+    assert all(most > 0 for most in task.bounds.values()) and task.trials >= 2
+
+
+@pytest.mark.parametrize("phase", TASKS)
+def test_a_beginning_is_written_as_our_own_code_is(phase):
+    if find_spec("ruff") is None:
+        pytest.skip("ruff is not installed")
+    for command in (["check", "-"], ["format", "--check", "-"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "ruff", *command],
+            input=task_of(phase).start,
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def section(phase: str) -> str:
+    lesson = (phases.find(phase).path / "README.md").read_text(encoding="utf-8")
+    return lesson.partition("\n## An open task\n")[2]
+
+
+@pytest.mark.parametrize("phase", TASKS)
+def test_a_lesson_ends_with_its_open_task(phase):
+    text = section(phase)
+    assert " ".join(task_of(phase).goal.split()) in " ".join(text.split())
+    assert f"```bash\ngradus check --open {phase}\n```" in text and "\n## " not in text
+    assert len(re.findall(r"^- ", text, re.MULTILINE)) == 2
+
+
+def test_the_page_lists_every_task_as_it_is_declared():
+    page = (ROOT / "docs" / "open-tasks.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| \[(p\d\d)\]\((.*?)\) \| (.*) \| (.*) \| (.*) \|$", page, re.MULTILINE)
+    wanted = []
+    for info in phases.available():
+        task = task_of(info.name)
+        wanted.append((info.name, f"../phases/{info.folder}/README.md#an-open-task", task.goal, task.unit, task.target))
+    assert rows == wanted
+
+
+# -- tokens ----------------------------------------------------------------------------------------------------------
+
+
+def test_right_engines_pass_and_their_rows_are_counted():
+    for phase in ("p01", "p03", "p04", "p06"):
+        played = run(built(phase))
+        assert played.rows == pytest.approx(3 + 4 + 4 + 3) and len(played.when("a")) == 5
+    recomputed = run(built("p00"))
+    assert recomputed.rows == pytest.approx(sum(range(3, 8)) + sum(range(4, 8)))
+
+
+class FromATable(Sampler):
+    """Answers with tokens that were right in some other run."""
+
+    def _draw(self, logits, rows, *_):
+        return torch.full((len(logits),), 7)
+
+
+def test_tokens_from_a_table_are_refused(monkeypatch):
+    monkeypatch.setattr("phases.p03_continuous_batching.engine.Sampler", FromATable)
+    with pytest.raises(Refused, match=r"token \d of a is 7, and the model says \d+"):
+        run(built("p03"))
+
+
+def test_rounded_keys_are_refused_though_tokens_are_right():
+    def rounded(model: Model, settings: EngineOptions):
+        engine = built("p01")(model, settings)
+        attention = engine.runner.attention
+        attention.keys = [each.bfloat16() for each in attention.keys]
+        inner, right = attention.attend, attention.keys
+
+        def attend(layer, q, k, v, sinks=None):
+            attention.keys = [each.float() for each in right]
+            out = inner(layer, q, k, v, sinks)
+            right[layer].copy_(attention.keys[layer])
+            return out
+
+        attention.attend = attend
+        return engine
+
+    with pytest.raises(Refused, match=r"something was rounded|the model says"):
+        run(rounded)
+
+
+def test_an_engine_that_stops_early_or_never_is_refused(monkeypatch):
+    def short(model: Model, settings: EngineOptions):
+        engine = built("p03")(model, settings)
+        submit = engine.submit
+        engine.submit = lambda request: (submit(request), engine.cancel(request.id))
+        return engine
+
+    with pytest.raises(Refused, match=r"got 0 tokens, and asked for 5"):
+        run(short)
+
+    monkeypatch.setattr("phases.p03_continuous_batching.scheduler.ContinuousBatching.schedule", lambda self: None)
+    monkeypatch.setattr("gradus.course.open.workload.MOST_STEPS", 20)
+    with pytest.raises(Refused, match="after 20 steps there is still work to do"):
+        run(built("p03"))
+
+
+# -- meters and the guard --------------------------------------------------------------------------------------------
+
+
+def test_the_meter_sees_rows_however_they_are_computed():
+    model = small_model(0)
+    x, meter = torch.randn(6, model.config.hidden_size), Meter(model)
+    qkv = model.layers[0].qkv
+    whole = qkv.weight.numel() * 6
+    with meter:
+        qkv(x)
+        assert meter.multiplied == whole
+        torch.cat([x[:4] @ qkv.weight.T, torch.mm(x[4:], qkv.weight.clone().T)])
+        assert meter.multiplied == 2 * whole
+        model.logits(x)
+    assert meter.multiplied == 2 * whole
+
+
+def test_the_meter_counts_bytes_until_they_are_freed():
+    meter = Meter(small_model(0), storage=True)
+    with meter:
+        kept = torch.empty(1000)
+        view = kept.view(10, 100)[2:]
+        torch.empty(500)
+    assert (meter.live, meter.peak) == (4000, 6000)
+    del kept
+    assert meter.live == 4000 and len(view) == 8
+    del view
+    assert meter.live == 0
+
+
+@pytest.mark.parametrize("name", ["Meter.count", "Guard.check"])
+def test_the_guard_notices_a_changed_method(name, monkeypatch):
+    guard = Guard()
+    guard.check()
+    monkeypatch.setattr({"Meter": Meter, "Guard": Guard}[name.partition(".")[0]], name.partition(".")[2], print)
+    with pytest.raises(Refused, match=rf"gradus.course.open.*{name} was changed"):
+        Guard.check(guard) if name != "Guard.check" else judge_guard(guard)
+
+
+def judge_guard(guard: Guard) -> None:
+    """The guard's own check, from the source: the method on the class has been replaced."""
+    spec = importlib.util.find_spec("gradus.course.open.guard")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.Guard.check(guard)
+
+
+def test_the_guard_notices_changed_code_and_constants(monkeypatch):
+    from phases.p06_chunked_prefill import open as p06
+
+    guard = Guard()
+    monkeypatch.setattr(p06.worst_gap, "__code__", (lambda played, wanted: 0.0).__code__)
+    with pytest.raises(Refused, match=r"phases.p06_chunked_prefill.open.worst_gap was changed"):
+        guard.check()
+    monkeypatch.undo()
+    monkeypatch.setattr(p06, "FIXED", 0.0)
+    with pytest.raises(Refused, match=r"open.FIXED was changed"):
+        guard.check()
+
+
+def test_a_file_that_changes_the_meter_does_not_count(tmp_path):
+    file = tmp_path / "yours.py"
+    file.write_text(
+        "from gradus.course.open.meter import Meter\nMeter.count = lambda *_: None\n"
+        "from phases.p04_paged_cache.engine import build\n"
+    )
+    keep = Meter.count
+    try:
+        assert "Meter.count was changed" in judge.judge(task_of("p04"), file, [1])["error"]
+    finally:
+        Meter.count = keep
+
+
+# -- what each task forbids ------------------------------------------------------------------------------------------
+
+
+def test_p02_refuses_a_batch_that_others_join():
+    with pytest.raises(Refused, match="p03's idea"):
+        task_of("p02").trial(SimpleNamespace(build=built("p03")), 1)
+
+
+def test_p02_refuses_to_let_a_request_starve(tmp_path):
+    newest = "    def schedule(self):\n        self.waiting.reverse()\n        return super().schedule()\n"
+    module = beginning(
+        task_of("p02"), tmp_path, lambda source: source.replace("\n\n\ndef build", f"\n\n{newest}\n\ndef build")
+    )
+    with pytest.raises(Refused, match=r"was passed by \d+ later requests, and 12 is the most"):
+        task_of("p02").trial(module, 1)
+
+
+def test_p04_bounds_memory_and_steps(tmp_path):
+    task = task_of("p04")
+    base = task.trial(beginning(task, tmp_path), 1)
+    more = beginning(
+        task,
+        tmp_path,
+        lambda source: source.replace(
+            "    cache = ", "    options = replace(options, cache_tokens=512)\n    cache = "
+        ).replace("from gradus.config", "from dataclasses import replace\n\nfrom gradus.config", 1),
+    )
+    few = beginning(task, tmp_path, lambda source: source.replace("options.max_sequences)", "2)"))
+    for module, bound in ((more, "bytes"), (few, "steps")):
+        found = attempt.found(task, (1,), {"mine": [task.trial(module, 1)], "base": [base]}, "")
+        assert found.ratio < 0.25 and bound in found.beyond(task) and not found.reached(task)
+
+
+def test_p06_refuses_rows_that_the_plan_does_not_have():
+    """Padding would hide work from the clock."""
+    from phases.p06_chunked_prefill.open import cost
+
+    seen = SimpleNamespace(step=SimpleNamespace(spans=[SimpleNamespace(count=3, start=0)]), rows=5.0)
+    with pytest.raises(Refused, match=r"a step's plan has 3 tokens, and 5.0 were computed"):
+        cost(seen)
+
+
+@pytest.mark.parametrize(
+    ("pack", "says"),
+    [
+        ("return [w]", "64.000 bits per weight"),
+        ("global kept\n    kept = w\n    return [w[:0]]", "kept"),
+        ("return [w.numpy()]", "must return tensors"),
+    ],
+)
+def test_p07_refuses_what_is_no_packing(pack, says, tmp_path):
+    source = f"kept = None\n\n\ndef pack(w, x):\n    {pack}\n\n\ndef unpack(parts):\n    return kept.clone()\n"
+    facts = judge.in_turns(task_of("p07"), beginning(task_of("p07"), tmp_path), written(tmp_path, source), [1])
+    assert says in facts["error"]
+
+
+def written(folder: Path, source: str) -> Path:
+    file = folder / "yours.py"
+    file.write_text(source, encoding="utf-8")
+    return file
+
+
+def test_p08_refuses_a_drafter_that_writes():
+    class Writing:
+        def propose(self, asked):
+            asked[0][0].tokens.append(1)
+            return [[]]
+
+    with pytest.raises(Refused, match="only reads"):
+        task_of("p08").trial(SimpleNamespace(Drafter=Writing), 1)
+
+
+def test_p11_refuses_another_language_and_a_lazy_automaton():
+    from phases.p11_structured_output.dfa import Dfa, dfa_of
+
+    def other(node):
+        right = dfa_of(node)
+        return Dfa(right.steps, [True] * len(right.steps))
+
+    with pytest.raises(Refused, match="is not the expression's"):
+        task_of("p11").trial(SimpleNamespace(dfa_of=other), 1)
+
+    class Lazy(dict):
+        pass
+
+    with pytest.raises(Refused, match="complete when it is returned"):
+        lazy = lambda node: Dfa([Lazy(step) for step in dfa_of(node).steps], dfa_of(node).accepting)  # noqa: E731
+        task_of("p11").trial(SimpleNamespace(dfa_of=lazy), 1)
+
+
+def test_p12_refuses_a_rank_that_reads_the_whole_model(tmp_path):
+    module = beginning(task_of("p12"), tmp_path, lambda _: "def cut(whole, exchange):\n    return whole\n")
+    with pytest.raises(Refused, match="copies of its part"):
+        task_of("p12").trial(module, 1)
+
+
+def test_p13_and_p14_refuse_answers_of_the_wrong_form():
+    twice = SimpleNamespace(Policy=lambda: SimpleNamespace(order=lambda waiting, now: [waiting[0].number] * 2))
+    with pytest.raises(Refused, match="each once"):
+        task_of("p13").trial(twice, 1)
+    with pytest.raises(Refused, match="must have 8 of the 64 experts"):
+        task_of("p14").trial(SimpleNamespace(place=lambda seen, experts, ranks: [0] * experts), 1)
+
+
+# -- scores ----------------------------------------------------------------------------------------------------------
+
+TASK = Open("Halve it.", "rows", "rows", 0.5, lambda yours, seed: {}, "", bounds={"steps": 1.1})
+
+
+@pytest.mark.parametrize(
+    ("mine", "says"),
+    [
+        ({"rows": 49.0, "steps": 11.0}, "Reached."),
+        ({"rows": 51.0, "steps": 10.0}, "Not yet."),
+        ({"rows": 49.0, "steps": 11.5}, "a bound is exceeded"),
+    ],
+)
+def test_a_goal_is_reached_within_its_bounds_alone(mine, says):
+    found = attempt.found(TASK, (1,), {"mine": [mine], "base": [{"rows": 100.0, "steps": 10.0}]}, "")
+    best = Best(0.49, True, "2026-05-01", "ab" * 32, "yours.py")
+    lines = "\n".join(report.lines(TASK, found, best))
+    assert says in lines and found.reached(TASK) == (says == "Reached.") and "0.49, reached, 2026-05-01" in lines
+
+
+def test_a_time_is_judged_by_the_median_of_its_trials():
+    task = Open("Halve it.", "ms", "ms", 0.5, lambda yours, seed: {}, "", clocked=True)
+    facts = {"mine": [{"ms": 4.0}, {"ms": 400.0}, {"ms": 5.0}], "base": [{"ms": 10.0}] * 3}
+    found = attempt.found(task, (1, 2, 3), facts, "")
+    assert found.ratio == 0.5 and "0.50 (0.40 to 40.00)" in "\n".join(report.lines(task, found, None))
+
+
+def test_an_attempt_that_does_not_count_says_why():
+    found = Found((7, 8), "token 1 is wrong")
+    assert list(report.lines(TASK, found, None)) == ["does not count: token 1 is wrong", "seeds      7, 8"]
+
+
+def test_all_seeds_of_a_check_follow_from_its_first():
+    task = task_of("p06")
+    seeds = attempt.seeds_of(task, 12)
+    assert seeds == attempt.seeds_of(task, 12) and len(set(seeds)) == task.trials and seeds[0] == 12
+    assert partial(attempt.seeds_of, task)(None) != partial(attempt.seeds_of, task)(None)
