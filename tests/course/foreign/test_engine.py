@@ -76,7 +76,7 @@ WRONG = {
         "p04",
         "    shrink(queue[place], 0);\n    free(queue[place]);",
         "    free(queue[place]);",
-        "the pool has 32",
+        "which makes 6; the pool has 10",
     ),
     "no refusal": (
         "p04",
@@ -188,11 +188,11 @@ WRONG = {
         "    while (!length && s->pages) drop(s->table[--s->pages]);\n",
         "need pages of 4",
     ),
-    "positions of wrong guesses": (
+    "guesses that no report shows": (
         "p08",
-        "shrink(s, made ? s->known - 1 : s->stored + s->count);",
-        "shrink(s, s->stored + s->count);",
-        "positions stored, so its span starts at",
+        'say_list("drafts", s->tokens + s->known, s->drafts);',
+        'say_list("drafts", s->tokens + s->known, 0);',
+        "tokens, of which the span computes",
     ),
     "the whole answer at its end": (
         "p13",

@@ -29,12 +29,16 @@ def require(holds: bool, counterexample: str) -> None:
 
 @dataclass(slots=True)
 class Asked:
-    """A request under way. number: counts requests from 1. made: tokens so far. stored: positions in its cache."""
+    """A request under way. number: counts requests from 1. made: tokens so far. stored: positions in its cache.
+
+    start: where its first span must start, and why, where a claim says so.
+    """
 
     id: str
     number: int
     question: Question
     answer: tuple[int, ...]
+    start: tuple[int, str] | None = None
     made: int = 0
     stored: int = 0
     runs: bool = False
@@ -69,11 +73,11 @@ class Drive:
 
     # -- asking ------------------------------------------------------------------------------------------------------
 
-    def submit(self, id: str, question: Question) -> None:
-        """Submit a request that must be accepted."""
+    def submit(self, id: str, question: Question, start: tuple[int, str] | None = None) -> None:
+        """Submit a request that must be accepted. start: as in Asked."""
         answer = self.oracle.answer(question)
         refusal = self.refusal(id, question)
-        self.asked[id] = asked = Asked(id, len(self.asked) + 1, question, answer)
+        self.asked[id] = asked = Asked(id, len(self.asked) + 1, question, answer, start)
         require(refusal is None, f"{asked} is refused: {refusal}")
 
     def refusal(self, id: str, question: Question) -> str | None:
@@ -147,6 +151,9 @@ class Drive:
     def check_span(self, at: str, asked: Asked, span: Span) -> None:
         """It begins where the stored positions end, and ends with the newest token and drafts, or before."""
         first, stored = span.start, asked.stored
+        if asked.start is not None and not asked.runs:
+            start, why = asked.start
+            require(first == start, f"{asked} {why}: its first span starts at {start}; yours starts at {first}")
         reused = self.settings["sharing"] and not asked.runs
         right = first == stored or (reused and first < asked.known) or (not self.once and first == 0)
         require(

@@ -4,7 +4,6 @@ Pages have 4 positions. Where a request's first span starts is how many position
 """
 
 from gradus.course.foreign.drive import Bench, Drive, require
-from gradus.course.foreign.oracle import Question
 
 ROOMY = 40
 
@@ -27,8 +26,8 @@ def the_last_token_is_always_computed(bench: Bench) -> None:
     drive = sharing(bench)
     first = drive.oracle.ask(8, 2)
     drive.run(first)
-    drive.run(first)
-    require_start(drive, "b", 4, "has a's very prompt, two pages; the last token's row gives the logits")
+    drive.submit("b", first, (4, "has a's very prompt, two pages; the last token's row gives the logits"))
+    drive.run()
 
 
 def a_page_is_found_only_behind_the_same_pages(bench: Bench) -> None:
@@ -49,9 +48,12 @@ def shared_pages_are_held_once(bench: Bench) -> None:
     drive = sharing(bench, sequences=2)
     first = drive.oracle.ask(10, 9)
     second = drive.oracle.ask(2, 4, after=first.prompt[:8])
-    drive.run(first, arrivals=[(3, second)])
+    drive.submit("a", first)
+    drive.step()
+    drive.step()
+    drive.submit("b", second, (8, "begins with the two pages of a, which still runs"))
+    drive.run()
     tables = drive.steps[2].tables
-    require_start(drive, "b", 8, "begins with the two pages of a, which still runs")
     mine, other = (tables.get(id, ())[:2] for id in "ab")
     require(mine == other, f"a and b share their first two pages; yours hold {list(mine)} and {list(other)}")
 
@@ -62,24 +64,15 @@ def the_least_recently_used_page_is_evicted_ends_first(bench: Bench) -> None:
     prompts = [drive.oracle.ask(7, 1, after=(first,)) for first in (10, 11, 12)]
     for question in prompts:
         drive.run(question)
-    why = (
-        "in 6 pages, where a, b and c left two idle each, then a's were used again, for which the oldest page made room"
-    )
+    why = "in 6 pages a, b and c left two idle each; then a's were used again, for which the oldest page made room"
     found(drive, prompts[0].prompt, 1, 8, "begins with a's two pages, of which none had to leave")
     found(drive, prompts[1].prompt, 1, 4, f"finds one of b's pages: the end of b's path was idle longest ({why})")
 
 
 def found(drive: Drive, beginning: tuple[int, ...], more: int, start: int, why: str) -> None:
     """Run a request that begins so, and require where it starts."""
-    id = drive.next_id()
-    question: Question = drive.oracle.ask(more, 2, after=beginning)
-    drive.run(question)
-    require_start(drive, id, start, why)
-
-
-def require_start(drive: Drive, id: str, start: int, why: str) -> None:
-    first = next(drive.spans_of(id)).start
-    require(first == start, f"{drive.asked[id]} {why}: its first span starts at {start}; yours starts at {first}")
+    drive.submit(drive.next_id(), drive.oracle.ask(more, 2, after=beginning), (start, why))
+    drive.run()
 
 
 def sharing(bench: Bench, pages: int = ROOMY, sequences: int = 1) -> Drive:
