@@ -17,7 +17,7 @@ START = "phases/p00_baseline/forward_pass"
 
 DOCS = (
     *("install", "commands", "models", "serving", "operations", "load", "deploy", "clients", "agents", "tools"),
-    *("architecture", "parts", "results", "comparisons", "measuring", "glossary"),
+    *("protocol", "architecture", "parts", "results", "comparisons", "measuring", "glossary"),
 )
 """In the order of reading; docs/design/ follows them."""
 PROJECT = ("CONTRIBUTING", "SECURITY", "CHANGELOG")

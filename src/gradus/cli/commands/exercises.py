@@ -65,11 +65,20 @@ def exercise(
 
 
 def check(
-    phase: Phase,
+    phase: Annotated[
+        str | None, Argument(help="A phase of the course, as in p01; with --command, all by default.")
+    ] = None,
     impl: Impl = None,
     hint: Annotated[
         Literal["1", "2", "3"] | None, Option(help="Show hints up to this one; the third is nearly the answer.")
     ] = None,
+    command: Annotated[
+        str | None,
+        Option(help="Judge a program in any language by what it reports: docs/protocol.md.", metavar="COMMAND"),
+    ] = None,
+    timeout: Annotated[
+        float, Option(help="With --command: the seconds that the program has for each answer.", min=0.1)
+    ] = 20.0,
 ) -> int:
     """Run the phase's own tests against your functions, and report what passes, what fails, and what to do next.
 
@@ -81,7 +90,17 @@ def check(
       gradus check p01
       gradus check p01 --impl my-solutions
       gradus check p01 --hint 1
+      gradus check p03 --command "./engine {port}"    # over HTTP; without {port}, by lines of JSON
+      gradus check --command ./engine                 # every phase that a report shows
     """
+    if command is not None:
+        if impl is not None or hint is not None:
+            raise ConfigError("--command judges a program as a whole: leave out --impl and --hint")
+        return _judge(phase, command, timeout)
+    if phase is None:
+        raise ConfigError(
+            "name a phase, as in `gradus check p01`, or a program, as in `gradus check --command ./engine`"
+        )
     from gradus import phases
     from gradus.cli.progress import working
     from gradus.course.student import check as course_check
@@ -111,6 +130,24 @@ def check(
         if hints and (waiting := [one for one in found if one not in begun]):
             _print_hints(waiting[0], waiting[0].unwritten, hints)
         _print_next(info, impl)
+    return int(wrong)
+
+
+def _judge(phase: str | None, command: str, seconds: float) -> int:
+    """Judge a program: one line per phase, and the promises kept if it is one phase. Returns the exit code."""
+    from gradus.cli.progress import working
+    from gradus.course.foreign.judge import CLAIMS, judge_all
+
+    names = list(CLAIMS) if phase is None else [phase]
+    verdicts, wrong = judge_all(names, command, seconds), False
+    for name in names:
+        with working(f"{name}: the program is asked"):
+            verdict = next(verdicts)
+        print(f"{name}: {verdict.sentence}", flush=True)
+        wrong |= not verdict.passed
+        if phase is not None:
+            for claim in verdict.kept:
+                print(f"  ✓ {claim}")
     return int(wrong)
 
 

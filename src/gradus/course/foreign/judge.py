@@ -42,8 +42,11 @@ SECONDS = 20.0
 """The limit of each answer."""
 
 
-def judge_all(names: Iterable[str], command: str, seconds: float = SECONDS) -> Iterator[tuple[str, Verdict]]:
-    """Judge phases in turn. Raises ConfigError for a phase that no black box shows, or a command that cannot run."""
+def judge_all(names: Iterable[str], command: str, seconds: float = SECONDS) -> Iterator[Verdict]:
+    """Judge phases in turn. seconds: the limit of each answer.
+
+    Raises ConfigError for a phase that no black box shows, or a command that cannot run.
+    """
     names = list(names)
     if unknown := [name for name in names if name not in CLAIMS]:
         raise ConfigError(
@@ -52,7 +55,7 @@ def judge_all(names: Iterable[str], command: str, seconds: float = SECONDS) -> I
     with tempfile.TemporaryDirectory() as folder:
         models = Models(Path(folder))
         for name in names:
-            yield name, judge(name, command, models, seconds)
+            yield judge(name, command, models, seconds)
 
 
 def judge(name: str, command: str, models: Models, seconds: float = SECONDS) -> Verdict:

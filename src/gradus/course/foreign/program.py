@@ -202,7 +202,7 @@ class Program:
 
 def words_of(command: str) -> list[str]:
     """Split a command. Raises ConfigError for an empty one, an open quote, or a placeholder that nothing fills."""
-    if unknown := re.search(r"\{\w*\}", command):
+    if unknown := re.search(r"\{[a-z_]+\}", command):
         raise ConfigError(
             f"--command: only {{port}} is filled in, got {unknown[0]}; the model's folder comes by message"
         )

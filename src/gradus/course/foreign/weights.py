@@ -2,9 +2,12 @@
 
 A folder has config.json and model.safetensors, with the names of published Llama checkpoints. In 8 and 4 bits, each
 matrix `X.weight` of a layer is stored as `X.codes` and its grid: the layout is in docs/protocol.md.
+
+    python -m gradus.course.foreign.weights models      # writes all three into a folder, to develop with
 """
 
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -127,3 +130,9 @@ class Models:
         if not folder.is_dir():
             write(folder, coded(drawn(), bits)[1])
         return folder
+
+
+if __name__ == "__main__":
+    written = Models(Path(sys.argv[1]))
+    for bits in (32, 8, 4):
+        print(written.given(bits))
