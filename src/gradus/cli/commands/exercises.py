@@ -66,7 +66,9 @@ def exercise(
 
 
 def check(
-    phase: Phase,
+    phase: Annotated[
+        str | None, Argument(help="A phase of the course, as in p01; with --command, all by default.")
+    ] = None,
     impl: Impl = None,
     hint: Annotated[
         Literal["1", "2", "3"] | None, Option(help="Show hints up to this one; the third is nearly the answer.")
@@ -75,6 +77,13 @@ def check(
     seed: Annotated[
         int | None, Option(help="With --open: repeat a check with these workloads, by its first seed.", min=0)
     ] = None,
+    command: Annotated[
+        str | None,
+        Option(help="Judge a program in any language by what it reports: docs/protocol.md.", metavar="COMMAND"),
+    ] = None,
+    timeout: Annotated[
+        float, Option(help="With --command: the seconds that the program has for each answer.", min=0.1)
+    ] = 20.0,
 ) -> int:
     """Run the phase's own tests against your functions, and report what passes, what fails, and what to do next.
 
@@ -87,16 +96,40 @@ def check(
       gradus check p01 --impl my-solutions
       gradus check p01 --hint 1
       gradus check --open p06        # writes exercises/open/p06/yours.py at first, then measures it
+      gradus check p03 --command "./engine {port}"    # over HTTP; without {port}, by lines of JSON
+      gradus check --command ./engine                 # every phase that a report shows
     """
+    if command is not None:
+        _alone("--command judges a program as a whole", {"--impl": impl, "--hint": hint, "--open": open, "--seed": seed})
+        return _judge(phase, command, timeout)
+    if phase is None:
+        raise ConfigError(
+            "name a phase, as in `gradus check p01`, or a program, as in `gradus check --command ./engine`"
+        )
+    if open:
+        _alone("--open measures an engine of your own", {"--hint": hint})
+        return _attempt(phase, impl, seed)
+    _alone("--seed varies the workloads of --open", {"--seed": seed})
+    return _check(phase, impl, int(hint or 0))
+
+
+def _alone(why: str, others: dict[str, object]) -> None:
+    """Refuse options that would do nothing here."""
+    from gradus.exercises.solution import listed
+
+    if idle := [name for name, value in others.items() if value not in (None, False)]:
+        raise ConfigError(f"{why}: leave out {listed(idle)}")
+
+
+def _check(phase: str, impl: Path | None, hints: int) -> int:
+    """Judge the phase's functions. Returns the exit code."""
     from gradus import phases
     from gradus.cli.progress import working
     from gradus.course.student import check as course_check
     from gradus.course.student import progress
     from gradus.exercises import solution
 
-    info, hints = phases.find(phase), int(hint or 0)
-    if open:
-        return _attempt(info, impl, seed)
+    info = phases.find(phase)
     found = solution.search(info, solution.files_in(impl or _folder(info), info))
     if not found:
         raise ConfigError(f"{impl or _folder(info)} has no function of {info.name}: {solution.expected(info)}")
@@ -120,6 +153,24 @@ def check(
         if hints and (waiting := [one for one in found if one not in begun]):
             _print_hints(waiting[0], waiting[0].unwritten, hints)
         _print_next(info, impl)
+    return int(wrong)
+
+
+def _judge(phase: str | None, command: str, seconds: float) -> int:
+    """Judge a program: one line per phase, and the promises kept if it is one phase. Returns the exit code."""
+    from gradus.cli.progress import working
+    from gradus.course.foreign.judge import CLAIMS, judge_all
+
+    names = list(CLAIMS) if phase is None else [phase]
+    verdicts, wrong = judge_all(names, command, seconds), False
+    for name in names:
+        with working(f"{name}: the program is asked"):
+            verdict = next(verdicts)
+        print(f"{name}: {verdict.sentence}", flush=True)
+        wrong |= not verdict.passed
+        if phase is not None:
+            for claim in verdict.kept:
+                print(f"  ✓ {claim}")
     return int(wrong)
 
 
@@ -241,13 +292,15 @@ def _best(best: "Best | None", *, open: bool) -> list[str]:
     return [f"{best.ratio:.2f}{', reached' if best.reached else ''}", best.day, f"{best.file} ({best.sha256[:8]})"]
 
 
-def _attempt(info: "PhaseInfo", impl: Path | None, seed: int | None) -> int:
+def _attempt(phase: str, impl: Path | None, seed: int | None) -> int:
     """Begin the phase's open task, or measure the reader's file. Returns 0 if the goal is reached or nothing was
     measured yet, else 1."""
+    from gradus import phases
     from gradus.cli.progress import working
     from gradus.course.open import attempt, report
     from gradus.course.student import ladder
 
+    info = phases.find(phase)
     task, file = attempt.task_of(info), attempt.file_of(info, impl)
     check = f"gradus check --open {info.name}{'' if impl is None else f' --impl {impl}'}"
     if not file.exists():
