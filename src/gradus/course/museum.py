@@ -1,7 +1,8 @@
 """The bug museum: exhibits found, run, judged and explained. The exhibits themselves are in phases/museum.
 
 Each exhibit is a folder with an engine that has a fault, a test that fails on it, the functions that repair it, and a
-label. A student repairs a copy of the engine; the test takes any module that has the engine's names.
+label. A student repairs a copy of the engine; the test takes any module that has the engine's names. There are two
+wings, numbered apart: engines that are wrong, and in the slow wing engines that are right and slow.
 """
 
 import io
@@ -40,6 +41,19 @@ class Label:
 
 
 @dataclass(frozen=True, slots=True)
+class SlowLabel(Label):
+    """The label of an engine that is right and slow.
+
+    look: a shell command that profiles the copy. seen: what in its output leads to the fault. gave: what the repair was
+    worth, there and here.
+    """
+
+    look: str
+    seen: str
+    gave: str
+
+
+@dataclass(frozen=True, slots=True)
 class Finding:
     """One test of an exhibit. failure: the finding that contradicts the claim; "" if the claim holds."""
 
@@ -49,11 +63,20 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Exhibit:
-    """A folder of the museum: "m03_eviction" is number 3, called eviction."""
+    """A folder of the museum: "m03_eviction" is number 3, called eviction. "s03_pool" is number 3 of the slow wing."""
 
     number: int
     name: str
     path: Path
+
+    @property
+    def slow(self) -> bool:
+        return self.path.name.startswith("s")
+
+    @property
+    def command(self) -> str:
+        """The command that visits it."""
+        return f"gradus museum {'--slow ' if self.slow else ''}{self.number}"
 
     @property
     def label(self) -> Label:
@@ -80,20 +103,22 @@ class Exhibit:
         return import_module(f"phases.museum.{self.path.name}.{part}")
 
 
-def exhibits() -> list[Exhibit]:
-    """List all exhibits in the order of the tour. Raises ConfigError if the course is not installed."""
+def exhibits(*, slow: bool = False) -> list[Exhibit]:
+    """List a wing's exhibits in the order of the tour. Raises ConfigError if the course is not installed."""
     museum = phases.highest().path.parent / "museum"
-    found = [(path, re.fullmatch(r"m(\d\d)_(\w+)", path.name)) for path in museum.glob("m*")]
+    wing = "s" if slow else "m"
+    found = [(path, re.fullmatch(rf"{wing}(\d\d)_(\w+)", path.name)) for path in museum.iterdir()]
     return sorted((Exhibit(int(match[1]), match[2], path) for path, match in found if match), key=lambda e: e.number)
 
 
-def find(wanted: str) -> Exhibit:
-    """Find the exhibit of that number or name. Raises ConfigError for any other."""
-    everything = exhibits()
+def find(wanted: str, *, slow: bool = False) -> Exhibit:
+    """Find the exhibit of that number or name in a wing. Raises ConfigError for any other."""
+    everything = exhibits(slow=slow)
     for exhibit in everything:
         if wanted in (str(exhibit.number), exhibit.name):
             return exhibit
-    raise ConfigError(f"exhibit must be a number from 1 to {len(everything)}, as `gradus museum` lists, got {wanted!r}")
+    tour = "gradus museum --slow" if slow else "gradus museum"
+    raise ConfigError(f"exhibit must be a number from 1 to {len(everything)}, as `{tour}` lists, got {wanted!r}")
 
 
 def shown(engine: ModuleType) -> str:
@@ -104,10 +129,16 @@ def shown(engine: ModuleType) -> str:
     return printed.getvalue()
 
 
-def load(file: Path) -> ModuleType:
-    """Import a student's engine again. Raises ConfigError if it does not exist or cannot be imported."""
+def load(exhibit: Exhibit) -> ModuleType:
+    """Import a student's copy of an exhibit. Raises ConfigError if it does not exist or cannot be imported."""
+    file = exhibit.copy
     if not file.is_file():
-        raise ConfigError(f"{file} is not there: `gradus museum {file.stem}` writes it")
+        raise ConfigError(f"{file} is not there: `{exhibit.command}` writes it")
+    return imported(file)
+
+
+def imported(file: Path) -> ModuleType:
+    """Import an engine's file, again if it was imported before. Raises ConfigError if it cannot be imported."""
     file = file.resolve()
     name = f"museum_copy_{file.stem}"
     spec = spec_from_file_location(name, file)

@@ -1,0 +1,1 @@
+"""Slow exhibit 3: see engine.py, then test.py; label.py and fixed.py give it away."""
