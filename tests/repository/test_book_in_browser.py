@@ -1,6 +1,6 @@
 """The book as a reader sees it: some of its pages, built, in Chromium on a phone, a small and a usual screen.
 
-Wide tables, code and figures scroll by themselves; the page never does. Skipped where Sphinx or Chromium is not installed.
+Wide tables, code and figures scroll by themselves; the page never does. Skipped without Sphinx or Chromium.
 """
 
 import subprocess

@@ -100,7 +100,8 @@ def check(
       gradus check --command ./engine                 # every phase that a report shows
     """
     if command is not None:
-        _alone("--command judges a program as a whole", {"--impl": impl, "--hint": hint, "--open": open, "--seed": seed})
+        others = {"--impl": impl, "--hint": hint, "--open": open, "--seed": seed}
+        _alone("--command judges a program as a whole", others)
         return _judge(phase, command, timeout)
     if phase is None:
         raise ConfigError(
