@@ -284,8 +284,8 @@ KV = Exercise(
             "change what is stored already, and a shared page may not change."
         ),
         "scores": (
-            "A key's scale is a factor of the whole sum over Dh. So it costs one multiplication per key, not Dh of them, "
-            "and no wide key is ever written."
+            "A key's scale is a factor of the whole sum over Dh. So it costs one multiplication per key, not Dh, and "
+            "no wide key is ever written."
         ),
         "mixed": (
             "The sum over tokens mixes scales, so none can leave it. But each meets exactly one weight, and there it "
