@@ -266,14 +266,14 @@ KV = Exercise(
             "None]).round().to(torch.int8), scale",
         ),
         "scores": (
-            "q · (scale · codes): may scale leave the sum?",
+            "A score is q · (scale · codes), a sum over Dh. May the scale leave it?",
             "Multiply codes by q first, as q's type, and then each of the T sums by its key's scale.",
-            "return (codes.to(q.dtype) @ q) * scale",
+            "One line gives all T scores: return (codes.to(q.dtype) @ q) * scale",
         ),
         "mixed": (
             "Here the sum is over tokens, and each token has another scale. Which factor of a token can take it?",
             "Multiply each weight by its value's scale, and then the weights by the codes.",
-            "return (weights * scale) @ codes.to(weights.dtype)",
+            "One line gives the whole output: return (weights * scale) @ codes.to(weights.dtype)",
         ),
     },
     text="Store keys and values in eight bits, and attend to them without widening them: a key's scale goes to its "
@@ -284,10 +284,11 @@ KV = Exercise(
             "change what is stored already, and a shared page may not change."
         ),
         "scores": (
-            "A key's scale is a factor of the whole sum over Dh, so it costs one multiplication per key and not Dh."
+            "A key's scale is a factor of the whole sum over Dh. So it costs one multiplication per key, not Dh, and "
+            "no wide key is ever written."
         ),
         "mixed": (
-            "The sum over tokens mixes scales, so none can leave it; but each meets exactly one weight, and there it "
+            "The sum over tokens mixes scales, so none can leave it. But each meets exactly one weight, and there it "
             "costs one multiplication per token as well."
         ),
     },
