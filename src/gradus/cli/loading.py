@@ -3,7 +3,7 @@
 import sys
 from typing import TYPE_CHECKING
 
-from gradus.cli.progress import SOON_S, Bars
+from gradus.cli.progress import LINES_S, SOON_S, Bars
 from gradus.loading.progress import Both, Progress
 from gradus.server import logs
 from gradus.server.engine import loading
@@ -27,6 +27,8 @@ class Announced(Bars):
     def begin(self, task: str, total: int | None) -> None:
         if task.startswith("loading "):
             logs.announce(self._config, task, sys.stderr)
+            if self._lines is not None:
+                self._lines.every_s = LINES_S
         super().begin(task, total)
 
     def say(self, line: str) -> None:

@@ -28,7 +28,7 @@ LINES_S = 4.0
 """Between two lines about the same wait, where there is no terminal."""
 
 SOON_S = 2.0
-"""The same for a server, which starts in several processes, one after the other."""
+"""The same for a server that starts: it does so in several processes, one after the other, and each is silent at first."""
 
 
 class Lines:
@@ -36,7 +36,7 @@ class Lines:
 
     def __init__(self, what: Callable[[], str], say: Callable[[str], None], every_s: float) -> None:
         """what: describes the wait, from another thread. say: prints the line."""
-        self._what, self._say, self._every_s = what, say, every_s
+        self._what, self._say, self.every_s = what, say, every_s
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="lines about a wait", daemon=True)
         self._since = time.monotonic()
@@ -51,7 +51,7 @@ class Lines:
         self._thread.join()
 
     def _run(self) -> None:
-        while not self._ended.wait(self._every_s):
+        while not self._ended.wait(self.every_s):
             self._say(f"… {self._what()} ({time.monotonic() - self._since:.0f} s)")
 
 
