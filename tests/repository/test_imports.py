@@ -234,9 +234,13 @@ def test_every_dependency_of_the_book_is_used_by_it_and_every_import_is_declared
     assert third_party(sorted((ROOT / "book").glob("*.py"))) | named_in_settings == declared
 
 
+TESTING = ("dev", "server", "plots", "otel", "notebooks")
+"""The extra of tests, and those that it includes."""
+
+
 def test_the_tests_import_only_what_is_declared(project):
     extras = project["optional-dependencies"]
-    declared = project["dependencies"] + [line for name in ("dev", "server", "plots", "otel") for line in extras[name]]
+    declared = project["dependencies"] + [line for name in TESTING for line in extras[name]]
     elsewhere = {*(ROOT / "tests" / "clients" / "programs").glob("*.py"), ROOT / "tests" / "deploy" / "program.py"}
     ours = [path for path in TESTS if path not in elsewhere]  # those have an environment of their own
     assert third_party(ours) - {"triton"} <= {normalized(line) for line in declared} | {"setuptools"}
