@@ -4,7 +4,7 @@ The ranks are threads that really compute and exchange, but nobody looks at a cl
 on any machine, however busy.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
@@ -15,6 +15,7 @@ from torch import Tensor
 from gradus.engine.engine import Engine
 from gradus.engine.plan import Plan, Result
 from gradus.engine.request import ModelLimits, Request, SamplingParams
+from gradus.engine.sequence import Output
 from gradus.loading import load_model, open_checkpoint
 from gradus.models import Linear
 from phases.p12_parallelism import rank
@@ -76,22 +77,23 @@ class CountedExchange(Exchange):
 
     def watch(self, engine: Engine, micro_batch: int) -> None:
         """Count the steps of an engine, and what its model reads in them."""
-        run, commit, steps = engine.runner.run, engine.scheduler.commit, count()
+        runner: Any = engine.runner
+        run, commit, steps = runner.run, engine.scheduler.commit, count()
 
         def counted(plan: Plan) -> Result:
             self.step, self.micro_batch = next(steps), micro_batch
-            result = run(plan)
+            result: Result = run(plan)
             self.computed()
             return result
 
-        def committed(*done: Any) -> Any:
+        def committed(plan: Plan, result: Result) -> Sequence[Output]:
             self.micro_batch = micro_batch  # tokens of this one are waited for
-            return commit(*done)
+            return commit(plan, result)
 
-        engine.runner.run, engine.scheduler.commit = counted, committed  # type: ignore[method-assign]
-        for module in engine.runner.model.modules():
+        runner.run, engine.scheduler.commit = counted, committed  # type: ignore[method-assign]
+        for module in runner.model.modules():
             if isinstance(module, Linear) and micro_batch == 0:  # all engines of a rank share its model
-                module.forward = self.noting(module)  # type: ignore[method-assign]
+                setattr(module, "forward", self.noting(module))  # noqa: B010  # mypy knows no method that is replaced
 
     def noting(self, matrix: Linear) -> Callable[[Tensor], Tensor]:
         """The matrix's product, which also says that it was read."""
