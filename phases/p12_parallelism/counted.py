@@ -1,7 +1,7 @@
-"""What each rank reads and exchanges, in its order: counted in weights and bytes, and not in seconds.
+"""Counts what each rank reads and exchanges, in its order: in weights and bytes, and not in seconds.
 
-The ranks are threads that really compute and exchange, but nobody looks at a clock. So what they write down is the same
-on any machine, however busy.
+The ranks are threads that really compute and exchange, but no clock is read. So the result is the same on any machine,
+however busy.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,8 +28,8 @@ COMPUTES, GATHER, SEND, RECEIVE = "computes", "gather", "send", "receive"
 
 @dataclass(frozen=True, slots=True)
 class Act:
-    """One thing that a rank did. kind: COMPUTES, GATHER, SEND or RECEIVE. matrices: the roles of those it read, each
-    with its layer. weights: how many those have. size: bytes that the rank gave away. to: the other rank of SEND and
+    """One thing that a rank did. kind: COMPUTES, GATHER, SEND or RECEIVE. matrices: role and layer of each that it
+    read. weights: how many those have. size: bytes that the rank gave away. to: the other rank of SEND and
     RECEIVE. step, micro_batch: of the engine's step, from 0 on."""
 
     kind: str
