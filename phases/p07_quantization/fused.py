@@ -84,7 +84,7 @@ def multiply(codes: Codes, scale: Bits, offset: Bits, x: Floats, y: Floats) -> N
 
 @njit(parallel=True, fastmath=True, cache=True)
 def widen(codes: Codes, scale: Bits, offset: Bits, wide: Floats) -> None:
-    """Write the matrix that the codes stand for, float32 [N, K], with each byte read once."""
+    """Write the matrix that the codes represent, float32 [N, K], with each byte read once."""
     for n in prange(len(codes)):
         for group in range(scale.shape[1]):
             step, least = to_float(scale[n, group]), to_float(offset[n, group])
