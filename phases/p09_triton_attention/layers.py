@@ -4,7 +4,7 @@
     x = x + mlp(norm(x))           →      x, delta = …, mlp(add_rms_norm(x, delta))
     norm(x)                               add_rms_norm(x, delta)
 
-So layers hand on two tensors: the residual stream x, and delta, what it still lacks.
+Layers hand on two tensors: the residual stream x, and delta, which is still to be added to it.
 """
 
 import torch
