@@ -1,7 +1,7 @@
 """Open tasks: every phase has one, its beginning scores 1.00, and what does not count is refused.
 
-No engine here solves a task. Wrong, cheating and unchanged ones are measured, and what a goal's reaching does is tried
-with numbers that nobody measured.
+No engine here solves a task. Wrong, cheating and unchanged ones are measured, and a goal is reached with made-up
+numbers.
 """
 
 import importlib.util
