@@ -1,7 +1,8 @@
 """Open tasks: one for each phase, with a goal and a meter, and without a solution anywhere in the repository.
 
-A phase declares its task in a module of its own, `open`. The reader's file begins as the phase's own parts, unchanged, which score 1.00;
-it is measured against that beginning, in the same process and on the same workloads. Read in this order:
+A phase declares its task in a module of its own, `open`. The reader's file begins as the phase's own parts, unchanged,
+which score 1.00; it is measured against that beginning, in the same process and on the same workloads. Read in this
+order:
 
     declaration.py   what a task is, and what its trial returns
     guard.py         notices a file that changes the engine or the meter
