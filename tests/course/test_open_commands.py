@@ -66,6 +66,12 @@ def test_a_task_is_begun_measured_and_refused(gradus, tmp_path):
         assert code == 1 and says in out, out
 
 
+def test_options_that_do_not_go_together_are_refused(gradus):
+    for options in (["--open", "--hint", "1"], ["--seed", "1"]):
+        code, out, err = gradus("check", "p06", *options)
+        assert (code, out) == (2, "") and "--seed goes with --open, and --hint with exercises" in err
+
+
 def test_a_file_that_hangs_is_given_up(gradus, tmp_path, monkeypatch):
     monkeypatch.setattr(attempt, "SECONDS", 8)
     (tmp_path / "mine.py").write_text("while True:\n    pass\n")
@@ -105,7 +111,7 @@ def test_the_ladder_keeps_the_best_attempt_that_counts(gradus, found, tmp_path):
     found(0.8)
     code, out, _ = gradus("check", "--open", "p14")
     assert code == 0 and out.endswith("\nReached.\n") and f"your best  0.80, reached, {today}, file " in out
-    for worse in (lambda: found(0.84), lambda: found(0.5, fullest=0.9), lambda: found(error="a wrong token")):
+    for worse in (lambda: found(0.84), lambda: found(0.5, fullest=0.95), lambda: found(error="a wrong token")):
         worse()
         gradus("check", "--open", "p14")
         assert json.loads((tmp_path / "exercises" / "ladder.json").read_text())["p14"]["ratio"] == 0.8
@@ -122,6 +128,7 @@ def test_the_ladder_lists_every_phase(gradus, found, tmp_path):
     assert [line.split()[0] for line in lines[1 : len(names) + 1]] == names
     assert "0.80, reached" in lines[len(names)] and lines[1].rstrip().endswith("not begun")
     assert lines[-1] == f"1 of {len(names)} open tasks reached."
+    assert "\nOpen tasks: 1 tried, 1 reached (gradus progress --ladder).\n" in gradus("progress")[1]
     rungs = json.loads(gradus("progress", "--ladder", "--json")[1])["ladder"]
     assert rungs[-1]["open"]["ratio"] == 0.8 and rungs[0]["open"] is None and rungs[0]["exercises"] == 6
     (tmp_path / "exercises" / "ladder.json").write_text('{"p14": {"ratio": 1}}')

@@ -95,8 +95,10 @@ def check(
     from gradus.exercises import solution
 
     info, hints = phases.find(phase), int(hint or 0)
-    if open:
+    if open and not hints:
         return _attempt(info, impl, seed)
+    if open or seed is not None:
+        raise ConfigError("--seed goes with --open, and --hint with exercises: an open task has no hints")
     found = solution.search(info, solution.files_in(impl or _folder(info), info))
     if not found:
         raise ConfigError(f"{impl or _folder(info)} has no function of {info.name}: {solution.expected(info)}")
@@ -175,6 +177,7 @@ def progress(
       gradus progress --json
     """
     from gradus.course.student import progress as course_progress
+    from gradus.course.student.ladder import bests as best_attempts
 
     if ladder:
         return _print_ladder(json=json)
@@ -200,8 +203,11 @@ def progress(
         for i, (name, row) in enumerate(zip(names, table, strict=True))
     ]
     terminal.print_table(["phase", "exercise", "", ""], table)
-    passed = sum(row.state == "passed" for row in rows)
+    passed, bests = sum(row.state == "passed" for row in rows), best_attempts()
     print(f"\n{passed} of {len(rows)} exercises passed.")
+    if bests:
+        reached = sum(best.reached for best in bests.values())
+        print(f"Open tasks: {len(bests)} tried, {reached} reached (gradus progress --ladder).")
     terminal.print_command(f"Next: {why}", command)
     return 0
 
