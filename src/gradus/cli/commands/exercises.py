@@ -227,6 +227,7 @@ def progress(
       gradus progress --json
     """
     from gradus.course.student import progress as course_progress
+    from gradus.course.student.ladder import bests as best_attempts
 
     if ladder:
         return _print_ladder(json=json)
@@ -252,8 +253,11 @@ def progress(
         for i, (name, row) in enumerate(zip(names, table, strict=True))
     ]
     terminal.print_table(["phase", "exercise", "", ""], table)
-    passed = sum(row.state == "passed" for row in rows)
+    passed, bests = sum(row.state == "passed" for row in rows), best_attempts()
     print(f"\n{passed} of {len(rows)} exercises passed.")
+    if bests:
+        reached = sum(best.reached for best in bests.values())
+        print(f"Open tasks: {len(bests)} tried, {reached} reached (gradus progress --ladder).")
     terminal.print_command(f"Next: {why}", command)
     return 0
 
