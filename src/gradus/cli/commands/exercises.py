@@ -102,13 +102,17 @@ def check(
         raise ConfigError(
             "name a phase, as in `gradus check p01`, or a program, as in `gradus check --command ./engine`"
         )
+    return _check(phase, impl, int(hint or 0))
+
+
+def _check(phase: str, impl: Path | None, hints: int) -> int:
     from gradus import phases
     from gradus.cli.progress import working
     from gradus.course.student import check as course_check
     from gradus.course.student import progress
     from gradus.exercises import solution
 
-    info, hints = phases.find(phase), int(hint or 0)
+    info = phases.find(phase)
     found = solution.search(info, solution.files_in(impl or _folder(info), info))
     if not found:
         raise ConfigError(f"{impl or _folder(info)} has no function of {info.name}: {solution.expected(info)}")
