@@ -67,9 +67,13 @@ def test_a_task_is_begun_measured_and_refused(gradus, tmp_path):
 
 
 def test_options_that_do_not_go_together_are_refused(gradus):
-    for options in (["--open", "--hint", "1"], ["--seed", "1"]):
+    for options, idle in (
+        (["--open", "--hint", "1"], "--hint"),
+        (["--seed", "1"], "--seed"),
+        (["--command", "./engine", "--open", "--seed", "1"], "--open and --seed"),
+    ):
         code, out, err = gradus("check", "p06", *options)
-        assert (code, out) == (2, "") and "--seed goes with --open, and --hint with exercises" in err
+        assert (code, out) == (2, "") and f"leave out {idle}" in err
 
 
 def test_a_file_that_hangs_is_given_up(gradus, tmp_path, monkeypatch):

@@ -1,6 +1,6 @@
 """An engine in C keeps every phase's promises, over both transports; with a fault in it, the judge shows a case.
 
-So do the course's own engines (reference.py): the judge asks nothing that only one implementation does.
+The course's own engines (reference.py) keep them too, so the judge asks nothing that only one implementation does.
 """
 
 import sys

@@ -123,7 +123,7 @@ class Drive:
     # -- judging -----------------------------------------------------------------------------------------------------
 
     def check(self, report: Report) -> None:
-        """What holds in every step of every phase."""
+        """Check one step for the promises of every phase."""
         at = f"step {report.number}"
         self.note_preempted(report)
         require(len(set(report.names)) == len(report.spans), f"{at} has two spans of one request: {report.computed}")

@@ -36,7 +36,7 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
     "p08": P08,
     "p13": P13,
 }
-"""What is judged, by phase. The others are about kernels, graphs, masks and devices, which no report shows."""
+"""Claims by phase. Other phases are about kernels, graphs, masks and devices, which no report shows."""
 
 SECONDS = 20.0
 """The limit of each answer."""
