@@ -165,7 +165,7 @@ def test_all_phases_have_a_line_each(capsys):
     ("arguments", "says"),
     [
         (["p11", "--command", "./engine"], "--command judges p00, p01"),
-        (["p01", "--command", "./engine", "--hint", "1"], "leave out --impl and --hint"),
+        (["p01", "--command", "./engine", "--hint", "1"], "leave out --hint"),
         ([], "name a phase, as in `gradus check p01`"),
     ],
 )
