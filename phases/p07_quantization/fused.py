@@ -28,7 +28,9 @@ from torch.nn import functional as F
 from phases.p07_quantization.linears import Int4Linear
 from phases.p07_quantization.rounding import GROUP
 
-Codes, Bits, Floats = NDArray[np.uint8], NDArray[np.uint16], NDArray[np.float32]  # Bits: those of float16
+Codes = NDArray[np.uint8]
+Bits = NDArray[np.uint16]  # of float16
+Floats = NDArray[np.float32]
 
 BYTES = GROUP // 2  # of a group's codes
 FEW = 16  # most rows of x that are multiplied by codes; with more, widening first is faster
