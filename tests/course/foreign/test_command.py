@@ -67,7 +67,7 @@ FAULTS = {
     ),
     "does nothing": (
         stepping('{"spans": [], "ended": []}'),
-        "after 400 steps request 1 (a, 1 prompt tokens: [",
+        "after 400 steps request 1 (a, a prompt of 1 token: [",
         "]) has 0 of 8 tokens",
     ),
 }

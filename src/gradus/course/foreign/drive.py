@@ -53,8 +53,8 @@ class Asked:
 
     def __str__(self) -> str:
         prompt, more = self.question.prompt, " …" if len(self.question.prompt) > FEW else ""
-        shown = ", ".join(map(str, prompt[:FEW]))
-        return f"request {self.number} ({self.id}, {len(prompt)} prompt tokens: [{shown}{more}])"
+        shown, length = ", ".join(map(str, prompt[:FEW])), "1 token" if len(prompt) == 1 else f"{len(prompt)} tokens"
+        return f"request {self.number} ({self.id}, a prompt of {length}: [{shown}{more}])"
 
 
 @dataclass
