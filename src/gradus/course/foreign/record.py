@@ -1,4 +1,4 @@
-"""What programs in other languages have reached: the last verdict on each phase, in exercises/programs.json.
+"""Keep the last verdict on each phase by a program in another language, in exercises/programs.json.
 
 A program may change without its command: a verdict is that of its last check, and says nothing about a new build.
 """
