@@ -36,7 +36,7 @@ OWN = {
     False: "of your own prompts as well (`--prompts`)",
     True: "with your functions as well (`--impl exercises/{phase}`)",
 }
-"""What else the command can show, by whether the phase is one of LANES."""
+"""Further uses of the command, by whether the phase is one of LANES."""
 
 
 def setup(app: Sphinx) -> None:

@@ -23,7 +23,7 @@ from phases.p07_quantization.formats import E5M2, fp8, mxfp4, nvfp4
 from phases.p07_quantization.one_layer import WAYS, Way
 from phases.p07_quantization.quality import JUDGED, SEEN, inputs_of, judge, log_probabilities, rounded
 
-MODELS = ("smollm2-135m", "qwen2.5-coder-0.5b")
+MODELS = ("smollm2-135m",)
 TOKENS = 512
 
 FORMATS: dict[str, tuple[float, Way]] = {  # bits per weight, with its share of the scales

@@ -1,4 +1,4 @@
-"""The open task: batches with a third of the padding.
+"""The open task: batches with less than half of the padding.
 
 p02 takes sequences in the order in which they came. A batch of unlike lengths is mostly padding: short prompts are
 filled up at the start, and rows of ended sequences until the last one ends. Whoever chooses must not forget anyone.
@@ -69,11 +69,11 @@ def trial(yours: Any, seed: int) -> Trial:
 
 
 TASK = Open(
-    goal="Form batches with 35 % of p02's rows of padding, in no more steps. A batch still starts and ends together, "
+    goal="Form batches with 45 % of p02's rows of padding, in no more steps. A batch still starts and ends together, "
     "and at most 12 later requests start before one.",
     counts="padding",
     unit="rows of padding",
-    reach=0.35,
+    reach=0.45,
     bounds={"steps": 1.0},
     trial=trial,
     start=START,

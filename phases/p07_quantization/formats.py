@@ -30,7 +30,7 @@ class Form:
 
     @property
     def bias(self) -> int:
-        """What is subtracted from the exponent's bits: half of them mean powers below 1."""
+        """The number that is subtracted from the exponent's bits: half of them mean powers below 1."""
         return 2 ** (self.exponent - 1) - 1
 
 

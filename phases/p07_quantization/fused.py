@@ -28,7 +28,9 @@ from torch.nn import functional as F
 from phases.p07_quantization.linears import Int4Linear
 from phases.p07_quantization.rounding import GROUP
 
-Codes, Bits, Floats = NDArray[np.uint8], NDArray[np.uint16], NDArray[np.float32]  # Bits: those of float16
+Codes = NDArray[np.uint8]
+Bits = NDArray[np.uint16]  # of float16
+Floats = NDArray[np.float32]
 
 BYTES = GROUP // 2  # of a group's codes
 FEW = 16  # most rows of x that are multiplied by codes; with more, widening first is faster
@@ -84,7 +86,7 @@ def multiply(codes: Codes, scale: Bits, offset: Bits, x: Floats, y: Floats) -> N
 
 @njit(parallel=True, fastmath=True, cache=True)
 def widen(codes: Codes, scale: Bits, offset: Bits, wide: Floats) -> None:
-    """Write the matrix that the codes stand for, float32 [N, K], with each byte read once."""
+    """Write the matrix that the codes represent, float32 [N, K], with each byte read once."""
     for n in prange(len(codes)):
         for group in range(scale.shape[1]):
             step, least = to_float(scale[n, group]), to_float(offset[n, group])

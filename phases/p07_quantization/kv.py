@@ -21,7 +21,7 @@ def store(x: Tensor) -> tuple[Tensor, Tensor]:
     """Round vectors to eight bits. x: [T, H, Dh]. Returns codes, int8 [T, H, Dh], and scales, float32 [T, H].
 
     A vector has a scale of its own, from itself alone: so what is stored for a token depends on nothing that comes
-    later, and a page of a shared prefix is the same whoever stored it.
+    later, and a page of a shared prefix is the same for every request that computes it.
     """
     scale = x.float().abs().amax(dim=-1).clamp(min=TINY) / 127
     return (x / scale[..., None]).round().to(torch.int8), scale

@@ -76,10 +76,10 @@ def trial(yours: Any, seed: int) -> Trial:
 
 
 TASK = Open(
-    goal="Write a drafter with which the course's code costs 4 % less than with p08's: a step costs 1, a draft 0.1.",
+    goal="Write a drafter with which the course's code costs 3 % less than with p08's: a step costs 1, a draft 0.1.",
     counts="cost",
     unit="steps' worth of time",
-    reach=0.96,
+    reach=0.97,
     trial=trial,
     start=START,
 )

@@ -1,4 +1,4 @@
-"""What the kernels of this phase do, counted as Triton interprets them: who reads what, and how much moves.
+"""Count what this phase's kernels do while Triton interprets them: the keys and bytes that each program reads.
 
     gradus demo p09
 

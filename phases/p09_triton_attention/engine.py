@@ -1,7 +1,7 @@
 """p09: p06 with Triton kernels. Attention reads the pages where they lie, so nothing is gathered.
 
-On a GPU the attention kernel runs alone, as the lesson's tables measured it. Where Triton interprets, all that the
-lesson writes runs: the norm too, and decodes with their keys split.
+A GPU runs the attention kernel alone, as the lesson's tables measured it. Triton's interpreter runs all that the lesson
+writes: the norm too, and decodes with their keys split.
 """
 
 import logging

@@ -4,8 +4,10 @@
     x = x + mlp(norm(x))           →      x, delta = …, mlp(add_rms_norm(x, delta))
     norm(x)                               add_rms_norm(x, delta)
 
-So layers hand on two tensors: the residual stream x, and delta, what it still lacks.
+Layers hand on two tensors: the residual stream x, and delta, which is still to be added to it.
 """
+
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -26,13 +28,15 @@ def with_norm_kernel(model: Model) -> Model:
 class FusedLlama(Llama):
     """Another `forward` for a model that is there already, and stays as it is: its parts are shared, not copied."""
 
+    norm: RMSNorm
+
     def __init__(self, model: Model) -> None:
         vars(self).update(vars(model))
 
     def forward(self, token_ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:
         x = self.embed(token_ids, positions)
         delta = torch.zeros_like(x)  # nothing comes before the first norm
-        for layer, rotation in zip(self.layers, self.rotations(positions), strict=True):
+        for layer, rotation in zip(cast("list[Block]", self.layers), self.rotations(positions), strict=True):
             delta = after_layer(layer, x, delta, rotation, attention)
         return normed(self.norm, x, delta)
 

@@ -1,9 +1,9 @@
-"""What a block's size costs: the registers of the two kernels, compiled for an H200. No GPU is needed.
+"""Compile the two kernels for an H200, with blocks of several sizes, and print the registers. No GPU is needed.
 
     python -m phases.p09_triton_attention.registers
     python -m phases.p09_triton_attention.registers --impl exercises/p09
 
-What a program computes stays in the registers of its threads, and a thread has 255 of them at most. What does not fit
+A program's values stay in the registers of its threads, and a thread has 255 of them at most. What does not fit
 is spilled: written to memory and read again. And the more registers and shared memory a program takes, the fewer of
 them a multiprocessor holds: while one waits for memory, another could compute.
 """

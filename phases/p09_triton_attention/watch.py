@@ -41,7 +41,7 @@ def interprets() -> bool:
 
 @contextmanager
 def watched() -> Iterator[dict[str, Watched]]:
-    """Count by kernel until the block ends. One at a time: it stands in the place of Triton's own functions."""
+    """Count by kernel until the block ends. It replaces functions of Triton, so only one may run at a time."""
     seen: dict[str, Watched] = {}
     with _replaced(KernelInterface, "__getitem__", _counting_launches(seen)):
         if not interprets():

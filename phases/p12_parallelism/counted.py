@@ -1,10 +1,10 @@
-"""What each rank reads and exchanges, in its order: counted in weights and bytes, and not in seconds.
+"""Counts what each rank reads and exchanges, in its order: in weights and bytes, and not in seconds.
 
-The ranks are threads that really compute and exchange, but nobody looks at a clock. So what they write down is the same
-on any machine, however busy.
+The ranks are threads that really compute and exchange, but no clock is read. So the result is the same on any machine,
+however busy.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
@@ -15,6 +15,7 @@ from torch import Tensor
 from gradus.engine.engine import Engine
 from gradus.engine.plan import Plan, Result
 from gradus.engine.request import ModelLimits, Request, SamplingParams
+from gradus.engine.sequence import Output
 from gradus.loading import load_model, open_checkpoint
 from gradus.models import Linear
 from phases.p12_parallelism import rank
@@ -27,8 +28,8 @@ COMPUTES, GATHER, SEND, RECEIVE = "computes", "gather", "send", "receive"
 
 @dataclass(frozen=True, slots=True)
 class Act:
-    """One thing that a rank did. kind: COMPUTES, GATHER, SEND or RECEIVE. matrices: the roles of those it read, each
-    with its layer. weights: how many those have. size: bytes that the rank gave away. to: the other rank of SEND and
+    """One thing that a rank did. kind: COMPUTES, GATHER, SEND or RECEIVE. matrices: role and layer of each that it
+    read. weights: how many those have. size: bytes that the rank gave away. to: the other rank of SEND and
     RECEIVE. step, micro_batch: of the engine's step, from 0 on."""
 
     kind: str
@@ -76,22 +77,23 @@ class CountedExchange(Exchange):
 
     def watch(self, engine: Engine, micro_batch: int) -> None:
         """Count the steps of an engine, and what its model reads in them."""
-        run, commit, steps = engine.runner.run, engine.scheduler.commit, count()
+        runner: Any = engine.runner
+        run, commit, steps = runner.run, engine.scheduler.commit, count()
 
         def counted(plan: Plan) -> Result:
             self.step, self.micro_batch = next(steps), micro_batch
-            result = run(plan)
+            result: Result = run(plan)
             self.computed()
             return result
 
-        def committed(*done: Any) -> Any:
+        def committed(plan: Plan, result: Result) -> Sequence[Output]:
             self.micro_batch = micro_batch  # tokens of this one are waited for
-            return commit(*done)
+            return commit(plan, result)
 
-        engine.runner.run, engine.scheduler.commit = counted, committed  # type: ignore[method-assign]
-        for module in engine.runner.model.modules():
+        runner.run, engine.scheduler.commit = counted, committed  # type: ignore[method-assign]
+        for module in runner.model.modules():
             if isinstance(module, Linear) and micro_batch == 0:  # all engines of a rank share its model
-                module.forward = self.noting(module)  # type: ignore[method-assign]
+                setattr(module, "forward", self.noting(module))  # noqa: B010  # mypy knows no method that is replaced
 
     def noting(self, matrix: Linear) -> Callable[[Tensor], Tensor]:
         """The matrix's product, which also says that it was read."""

@@ -11,8 +11,8 @@ MOST_BYTES = 24  # that a rank may give away for each token that may still be dr
 def draw(exchange: Exchange, scores: Tensor, noise: Tensor, first: int, top_k: int) -> Tensor:
     """Draw a token for each row, as one rank would that had the whole row. Returns ids, int64 [R], on every rank.
 
-    scores: float32 [R, V'], the logits of this rank's V' tokens, the first of which has id `first`. Ranks have tokens
-    in their order; the last ones may have fewer than the others, or none.
+    scores: float32 [R, V'], the logits of this rank's V' tokens, whose ids begin with `first`. Ranks have tokens in
+    their order; the last ones may have fewer than the others, or none.
     noise: float32 [R, V'], which is added to the scores: the token with the largest sum is drawn. (0 is greedy.)
     top_k: only the tokens with the top_k largest scores, without noise, may be drawn; 0: all may. Of equal scores, and
     of equal sums, those with lower ids count as larger.

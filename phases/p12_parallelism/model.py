@@ -42,8 +42,11 @@ class Linears:
 
 
 @torch.no_grad()
-def cut(whole: Model, exchange: Exchange) -> Model:
-    """Copy this rank's part out of a whole model: its layers, and its part of each matrix of them."""
+def cut(whole: Model, exchange: Exchange, *, gathers: bool = True) -> Model:
+    """Copy this rank's part out of a whole model: its layers, and its part of each matrix of them.
+
+    gathers: whether all ranks get all scores: see HeadPart.
+    """
     place = exchange.place
     part = create_model(sizes(whole.config, place), dtype=whole.dtype, device=whole.device, linear=Linears(exchange))
     layers = place.layers(whole.config.num_layers)
@@ -53,7 +56,7 @@ def cut(whole: Model, exchange: Exchange) -> Model:
             copy(part.get_submodule(name), child, whole.config, place)  # norms, learned positions
     # the first stage embeds, and the last one has the head
     tokens = tokens_of(whole.config.vocab_size, place.part, place.parts)
-    part.head = HeadPart(whole.head, tokens if place.last else NO_TOKENS, exchange)
+    part.head = HeadPart(whole.head, tokens if place.last else NO_TOKENS, exchange, gathers)
     tied = part.head if whole.config.tie_embeddings else None
     part.embedding = EmbeddingPart(whole.embedding, NO_TOKENS if place.stage else tokens, exchange, tied)
     return part

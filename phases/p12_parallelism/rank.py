@@ -35,7 +35,7 @@ def engines(
 
     few_bytes: ranks draw from their own scores, and exchange candidates in place of all scores.
     """
-    part, config = cut(whole, exchange), whole.config
+    part, config = cut(whole, exchange, gathers=not few_bytes), whole.config
     length = min(context_length, config.context_length)
     limits = ModelLimits(config.vocab_size, length, config.eos_token_ids)
     made = [phases.load(phase).build(part, EngineOptions(limits, MOST_AT_ONCE)) for _ in range(micro_batches)]
@@ -43,8 +43,7 @@ def engines(
         if type(engine.runner) is not ModelRunner:
             raise ConfigError(f"{phase} has a runner of its own: choose p00, p01, p03, p04, p05 or p06")
         if few_bytes:
-            engine.runner.sampler = CutSampler(whole.config.vocab_size, whole.device)
-            engine.runner.sampler.exchange, part.head.gathers = exchange, False
+            engine.runner.sampler = CutSampler(whole.config.vocab_size, whole.device, exchange)
         if exchange.place.stages > 1:
             engine.runner = StageRunner(engine.runner, exchange)
     return made
@@ -58,7 +57,7 @@ def answers(engines: list[Engine], requests: Iterable[Request]) -> dict[str, lis
     """
     tokens: dict[str, list[int]] = {}
     for number, request in enumerate(requests):
-        if isinstance(engines[0].runner.sampler, CutSampler):
+        if isinstance(getattr(engines[0].runner, "sampler", None), CutSampler):
             refuse(request.params)
         engines[number % len(engines)].submit(request)
         tokens[request.id] = []

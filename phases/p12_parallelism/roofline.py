@@ -32,7 +32,7 @@ class Pair:
 
 NCCL, ONE_LAUNCH = "NCCL", "one launch"
 LAUNCH_TOLLS = {1: 3.3, 8: 3.5, 64: 6.2, 256: 15.3}
-"""Of the final engine's kernel, which also adds the residual and normalizes: measured on two H100."""
+"""The final engine's kernel, which also adds the residual and normalizes, as measured on two H100."""
 
 PAIRS = {
     "h200": Pair(4.3e12, {NCCL: {1: 14.1, 8: 14.9, 64: 17.9, 256: 36.7, 2048: 83.9}, ONE_LAUNCH: LAUNCH_TOLLS}),

@@ -15,7 +15,9 @@ from phases.p12_parallelism.vocabulary import tokens_of
 class CutSampler(Sampler):
     """Takes the place of a phase's sampler. Temperature and seed are all that it knows."""
 
-    exchange: Exchange
+    def __init__(self, vocab_size: int, device: torch.device, exchange: Exchange) -> None:
+        super().__init__(vocab_size, device)
+        self.exchange = exchange
 
     def sample(self, logits: Tensor, rows: Rows) -> Drawn:
         """logits: [R, V'], of this rank's tokens. Every rank makes the noise of its own tokens: nothing is sent."""

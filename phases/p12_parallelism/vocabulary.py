@@ -44,13 +44,11 @@ class HeadPart(Linear):
     V' tokens.
     """
 
-    gathers = True
-
-    def __init__(self, whole: Linear, tokens: slice, exchange: Exchange) -> None:
+    def __init__(self, whole: Linear, tokens: slice, exchange: Exchange, gathers: bool = True) -> None:
         weight = whole.weight[tokens]
         super().__init__(whole.matrix_id, weight.shape[1], (len(weight),), False, weight.dtype, weight.device)
         self.weight.copy_(weight)
-        (self.tokens,), self.exchange = whole.out_features, exchange
+        (self.tokens,), self.exchange, self.gathers = whole.out_features, exchange, gathers
 
     def forward(self, x: Tensor) -> Tensor:
         scores = F.linear(x, self.weight)

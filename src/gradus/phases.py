@@ -40,7 +40,7 @@ SYLLABUS: dict[int, Lesson] = {
     4: Lesson("Paged cache", "keys and values in small pages, handed out as they are needed", 4),
     5: Lesson("Prefix cache", "share the pages of a common beginning through a radix tree", 4),
     6: Lesson("Chunked prefill", "cut long prompts to a token budget, so they no longer stall the others", 3),
-    7: Lesson("Quantization", "fewer bits for each weight, with the loss of quality measured", 4),
+    7: Lesson("Quantization", "fewer bits for each weight, with the loss of quality measured", 6),
     8: Lesson("Speculative decoding", "guess several tokens, verify them in one pass, keep the same output", 4),
     9: Lesson("Triton attention", "read the pages inside the kernel instead of gathering them first", 5),
     10: Lesson("CUDA graphs and overlap", "prepare the next step while the GPU still runs this one", 4),

@@ -1,4 +1,4 @@
-"""What p07's formats and caches lose: the pages show what was measured, and it is what they say of it."""
+"""p07's pages show what formats and caches were measured to lose, and what they say of it is so."""
 
 import json
 from pathlib import Path

@@ -1,5 +1,7 @@
 """The numbers in p07's figures and lesson follow from the code, or can be computed by hand."""
 
+from itertools import pairwise
+
 import pytest
 
 from gradus.course.figures import quantization as drawn
@@ -60,3 +62,11 @@ def test_the_search_has_a_best_point_between_its_ends():
     plain, tried = drawn.errors_by_ratio()
     best = min(tried)
     assert best < 0.9 * plain and best < min(tried[0], tried[-1])
+
+
+def test_a_floats_points_are_dense_near_zero_and_a_grids_are_not():
+    lines = drawn.lines_of_points()
+    assert all(values[0] == 0 and values[-1] == pytest.approx(drawn.UP_TO) for values in lines.values())
+    gaps = {name: [b - a for a, b in pairwise(values)] for name, values in lines.items()}
+    assert max(gaps["int4"]) == pytest.approx(min(gaps["int4"]))
+    assert max(gaps["E2M1"]) == 4 * min(gaps["E2M1"])

@@ -485,6 +485,20 @@ FOLLOWED = {
             return seen, total, new_peak
         """,
     },
+    "phases/p09_triton_attention/splits.py": {
+        "keys_of_part": """
+            blocks = tl.cdiv(length, KEYS)
+            start = part * blocks // PARTS * KEYS
+            stop = (part + 1) * blocks // PARTS * KEYS
+            return start, tl.minimum(stop, length)
+        """,
+        "merge_parts": """
+            highest = tl.max(peak, 0)
+            shrink = tl.exp(peak - tl.where(highest == float('-inf'), 0.0, highest))
+            total = tl.sum(total * shrink, 0)
+            return tl.sum(seen * shrink[:, None], 0) / tl.where(total == 0.0, 1.0, total)
+        """,
+    },
     "phases/p10_cuda_graphs/scheduler.py": {
         "PlanningAhead.advance": """
             if self.length(sequence) < sequence.longest:

@@ -1,4 +1,4 @@
-"""What p09's lesson shows of its kernels is what the commands print, and a reader's kernels run without a GPU."""
+"""The commands of p09's lesson print what it shows of them, and a reader's kernels run without a GPU."""
 
 import os
 import re

@@ -303,7 +303,7 @@ RIGHT: dict[str, dict[str, list[Change]]] = {
 
 
 def judged(name: str, changes: list[Change], file: Path) -> list[museum.Finding]:
-    """Judge an engine after these changes, each of which must find its place."""
+    """Judge an engine after these changes. Each must find its place exactly once."""
     source = museum.find(name, slow=True).source
     for old, new in changes:
         assert source.count(old) == 1, old

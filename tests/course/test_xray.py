@@ -21,7 +21,7 @@ from gradus.course.xray.choices import Choice
 from gradus.course.xray.page import page
 from gradus.course.xray.reasons import Bounds, Reasons, walk
 from gradus.course.xray.recording import Arrival, Recording, record, request
-from gradus.course.xray.scenes import PANELS, SCENES
+from gradus.course.xray.scenes import SCENES
 from gradus.engine.request import ModelLimits
 from gradus.exercises.declaration import exercises_of, reference_of
 from tests.cli.conftest import gradus  # noqa: F401  # the command line, as a fixture
@@ -644,7 +644,7 @@ def test_the_small_page_changes_within_a_frame_of_the_book(name, pressed):
     note(where());
     """
     told = pressed(page([recording(name).as_json()]), script, "?compact", width=700)
-    assert set(told[0]) == {"timeline", "events", *PANELS[name]}
+    assert set(told[0]) == {"timeline", "events", *recording(name).panels}
     assert told[1:] == [True, "the end"]
 
 

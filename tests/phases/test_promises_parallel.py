@@ -166,7 +166,7 @@ class Given(Exception):
 
 @dataclass
 class Meeting:
-    """What ranks gave away. The first call of `draw` on each rank gives, a second one gets what all have given."""
+    """Keeps what ranks give away. The first call of `draw` on each rank gives; a second one, with Met, gets it all."""
 
     given: list
 
@@ -187,7 +187,7 @@ class Met:
 
 
 def drawn(widths, scores, noise, top_k):
-    """The ids that each rank gets, of rows of scores that are cut into parts of these widths. Checks what is given."""
+    """Cut rows of scores into parts of these widths, and return the ids that each rank gets. Checks what ranks give."""
     firsts = [sum(widths[:part]) for part in range(len(widths))]
     parts = list(zip(scores.split(widths, dim=1), noise.split(widths, dim=1), firsts, strict=True))
     given = []

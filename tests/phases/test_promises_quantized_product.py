@@ -89,7 +89,7 @@ def one_at_a_time(codes, even, odd):
 
 
 def least_seconds(product, *operands) -> float:
-    """Of many runs of some microseconds: a busy machine makes most of them longer, and never all."""
+    """The shortest of many runs, each of some microseconds: a busy machine makes most of them longer, never all."""
     product(*operands)  # compiles
     taken = []
     for _ in range(300):

@@ -63,7 +63,7 @@ class Engine:
 
 
 def loaded(waiting: int) -> Engine:
-    """An engine whose slots are taken for 100 steps, with so many requests in its queue."""
+    """Make an engine whose slots are taken for 100 steps, with this many requests in its queue."""
     engine = Engine()
     for number in range(engine.slots + waiting):
         engine.submit(Request(str(number), ["word"] * 100, priority=0 if number < engine.slots else 1 + number % 3))

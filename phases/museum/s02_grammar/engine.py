@@ -1,8 +1,8 @@
 """Structured output: a request lists the answers that it accepts, and a grammar says which tokens may come next.
 
-To compile a grammar is to try every token of the vocabulary in every state, so grammars are kept, and those used last
-stay. The "model" wants to say what the request's field `wish` holds. Where the grammar forbids that, it takes the first
-token that is allowed: those of the first choice come first, since clients list their favorite at the top.
+Compiling one tries every token of the vocabulary in every state, so grammars are kept: those that were used last. The
+"model" wants to say what the request's field `wish` holds. Where the grammar forbids that, it takes the first token
+that is allowed: those of the first choice come first, since clients list their favorite at the top.
 
 One client sent the same form all day. Every answer began as late as the first.
 """
@@ -20,7 +20,7 @@ COLORS = ["light green", "dark green", "light blue", "dark blue", "orange", "yel
 
 @dataclass(eq=False)  # a key of a dict needs a hash
 class Schema:
-    """What an answer may be: `prefix`, followed by one of `choices`."""
+    """The answers that a request accepts: `prefix`, followed by one of `choices`."""
 
     choices: list[str]
     prefix: str = ""

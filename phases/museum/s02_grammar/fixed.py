@@ -9,7 +9,7 @@ from phases.museum.s02_grammar.engine import Grammar as Grammar
 
 @dataclass(frozen=True)  # equality and hash by what the fields hold: everything that the grammar is made of
 class Schema:
-    """What an answer may be: `prefix`, followed by one of `choices`."""
+    """The answers that a request accepts: `prefix`, followed by one of `choices`."""
 
     choices: tuple[str, ...]
     prefix: str = ""

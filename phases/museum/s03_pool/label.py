@@ -18,7 +18,7 @@ LABEL = SlowLabel(
     seen="`aten::cat` and `aten::copy_` have nearly all of the time, and cat alone took 655 MB in 20 steps: 33 MB per "
     "step, which is the size of the pool.",
     gave="On Tenstorrent's chip, OPT-125M went from 6.3 tokens per second to 80.7, at a setting that gives a fifth of "
-    "the memory to the cache. Here, a step in a pool of 33 MB went from 4.0 ms to 0.05.",
+    "the memory to the cache. Here, a step in a pool of 33 MB went from 8.6 ms to 0.05.",
     story="On Tenstorrent's chips, vLLM's tokens per second fell as its share of memory was raised. Keys and values "
     "were in one tensor, so the compiled step took the two halves out, updated them, and joined them again: three "
     "copies of the pool in each layer, for one token. Two separate tensors removed most of it. What was left, 8 %, "

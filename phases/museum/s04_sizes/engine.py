@@ -27,7 +27,7 @@ class Device:
         self.rows = rows
 
     def record(self, kernels: list[Kernel], rows: int) -> list[Kernel]:
-        """Record a graph for exactly so many rows. Raises MemoryError if the device has no room for them."""
+        """Record a graph for exactly this number of rows. Raises MemoryError if the device has no room for them."""
         if rows > self.rows:
             raise MemoryError(f"a graph of {rows} rows, on a device with memory for {self.rows}")
         return list(kernels)

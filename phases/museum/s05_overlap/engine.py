@@ -83,7 +83,7 @@ class Engine:
         return words + [WORDS[promise.value()[-1]] for promise in flying]
 
     def launch(self, said: Promise) -> Promise:
-        """Launch a step: from the words said so far to those and one more."""
+        """Launch a step. Returns the promise of the words that it was given, with one more."""
         scores = self.device.run(score, said)
         repeated = self.device.run(said_twice, said)
         if len(repeated):  # where there is nothing to lower, save the kernel

@@ -10,7 +10,7 @@ class Engine(engine.Engine):
     """Launches a step without asking for anything."""
 
     def launch(self, said: Promise) -> Promise:
-        """Launch a step: from the words said so far to those and one more."""
+        """Launch a step. Returns the promise of the words that it was given, with one more."""
         scores = self.device.run(score, said)
         repeated = self.device.run(said_twice, said)
         scores = self.device.run(lowered, scores, repeated, said)

@@ -8,6 +8,7 @@ except where open tasks are measured.
     printed.py     the output of the lessons' code, kept up to date
     student/       a student's work: checked, counted, next to ours
     notebook/      lessons as notebooks, built from their pages, and the check of what their cells define
+    foreign/       engines in other languages, judged as black boxes
     sentence.py    a text by p00's forward pass, next to the engine's
     museum.py      the bug museum: a small engine with a real fault, the student's repaired copy, and its tests
     open/          open tasks: measured, and without a solution

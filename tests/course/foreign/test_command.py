@@ -1,5 +1,6 @@
 """`gradus check --command`: whatever a program does, one clear line says so, and its process ends."""
 
+import json
 import os
 import shlex
 import sys
@@ -66,7 +67,7 @@ FAULTS = {
     ),
     "does nothing": (
         stepping('{"spans": [], "ended": []}'),
-        "after 400 steps request 1 (a, 1 prompt tokens: [",
+        "after 400 steps request 1 (a, a prompt of 1 token: [",
         "]) has 0 of 8 tokens",
     ),
 }
@@ -100,7 +101,7 @@ def is_gone(process: int) -> bool:
         except ProcessLookupError:
             return True
         if Path(f"/proc/{process}/stat").is_file() and ") Z " in Path(f"/proc/{process}/stat").read_text():
-            return True  # ended; whoever adopted it has not asked yet
+            return True  # ended, and not yet waited for by its new parent
         time.sleep(0.05)
     return False
 
@@ -134,10 +135,23 @@ def test_a_command_that_cannot_run_is_refused(command, says):
     assert says in str(refused.value)
 
 
-def test_the_command_line(engine, capsys):
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    """Verdicts are recorded below the current folder."""
+    monkeypatch.chdir(tmp_path)
+
+
+def test_the_command_line_and_the_progress_that_it_records(engine, capsys):
     assert main(["check", "p03", "--command", str(engine)]) == 0
     out = capsys.readouterr().out
     assert out.startswith("p03: keeps all 4 promises\n  ✓ a waiting request joins in the step after one ends\n")
+    assert main(["check", "p13", "--command", str(engine)]) == 1
+    capsys.readouterr()
+    assert main(["progress"]) == 0
+    assert f"{engine}: p03 passed; p13 failing\n" in capsys.readouterr().out
+    assert main(["progress", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["programs"]
+    assert [(each["phase"], each["passed"]) for each in found] == [("p03", True), ("p13", False)]
 
 
 def test_all_phases_have_a_line_each(capsys):
@@ -151,7 +165,7 @@ def test_all_phases_have_a_line_each(capsys):
     ("arguments", "says"),
     [
         (["p11", "--command", "./engine"], "--command judges p00, p01"),
-        (["p01", "--command", "./engine", "--hint", "1"], "leave out --impl and --hint"),
+        (["p01", "--command", "./engine", "--hint", "1"], "leave out --hint"),
         ([], "name a phase, as in `gradus check p01`"),
     ],
 )

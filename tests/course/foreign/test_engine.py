@@ -1,6 +1,6 @@
 """An engine in C keeps every phase's promises, over both transports; with a fault in it, the judge shows a case.
 
-So do the course's own engines (reference.py): the judge asks nothing that only one implementation does.
+The course's own engines (reference.py) keep them too, so the judge asks nothing that only one implementation does.
 """
 
 import sys
@@ -70,7 +70,7 @@ WRONG = {
         "p04",
         "(length + settings.page_size - 1) / settings.page_size",
         "length / settings.page_size + 1",
-        "positions 0 to 3 of request 2 (b, 4 prompt tokens",
+        "positions 0 to 3 of request 2 (b, a prompt of 4 tokens",
     ),
     "pages that never return": (
         "p04",
@@ -217,6 +217,12 @@ WRONG = {
         "MSG_PEEK | MSG_DONTWAIT) == 0)",
         "MSG_PEEK | MSG_DONTWAIT) == 2)",
         "3 s later another is still answered with 503",
+    ),
+    "an end in the middle of a request": (
+        "p13",
+        "    drop_clients_that_left();\n    if",
+        '    if (queued) exit((fputs("out of memory", stderr), 3));\n    if',
+        "(exit code 3); its stderr ends: out of memory, when checking that",
     ),
     "any token": (
         "p13",

@@ -30,7 +30,7 @@ def test_the_stream_is_written_as_the_page_shows(engine, models):
         program.wait_until_listening()
         settings = {"sequences": 1, "pages": 0, "places": 1, "pace_ms": 1}
         assert program.send({"do": "configure", "model": str(models.given()), **settings}) == {"ok": True}
-        with program.http.request("POST", "/generate", body) as response:
+        with program.http.request("POST", "/generate", body, 20) as response:
             assert response.read().decode().strip() == shown.strip()
 
 

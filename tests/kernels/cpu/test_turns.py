@@ -143,7 +143,11 @@ def kernel(tmp_path, monkeypatch):
     """A kernel that takes numbers, and no text."""
     monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path / "kept"))
     (tmp_path / "small.py").write_text(SOURCE)
-    spec = spec_from_file_location("small", tmp_path / "small.py")
+    return made(tmp_path)
+
+
+def made(folder: Path):
+    spec = spec_from_file_location("small", folder / "small.py")
     module = module_from_spec(spec)
     spec.loader.exec_module(module)
     return code.kept(module.plus)
@@ -164,6 +168,21 @@ def test_where_there_are_no_locks_every_process_compiles(kernel, error, monkeypa
 
     monkeypatch.setattr(turn.filelock.FileLock, "acquire", fail)
     assert kernel(41) == 42
+
+
+def test_code_that_comes_between_a_look_and_the_lock_is_used(kernel, tmp_path, monkeypatch):
+    """The other process has ended by the time of the lock, so that there is no wait."""
+    take = turn.Turn.take
+
+    def late(self):
+        if not list(tmp_path.rglob("*.nbi")):
+            monkeypatch.setattr(turn.Turn, "take", take)
+            other = made(tmp_path)
+            assert other(41) == 42
+        take(self)
+
+    monkeypatch.setattr(turn.Turn, "take", late)
+    assert kernel(41) == 42 and sum(kernel.stats.cache_hits.values()) == 1
 
 
 def test_no_sign_of_life_is_given_once_the_turn_has_ended(kernel, tmp_path, monkeypatch):

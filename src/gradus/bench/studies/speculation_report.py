@@ -227,7 +227,7 @@ def _same(entry: Entry) -> str:
 
 
 def pictures_of(run: Run) -> Iterator[tuple[str, Picture]]:
-    """By batch: the speed of n-grams on two kinds of text; then speed and acceptance of every drafter on one."""
+    """Draw, by batch, the speed of n-grams on two kinds of text, then speed and acceptance of every drafter on one."""
     cells = by_batch(run, FIGURE)
     if len(cells) < FEWEST:
         return

@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -161,6 +162,7 @@ def _judge(phase: str | None, command: str, seconds: float) -> int:
     """Judge a program: one line per phase, and the promises kept if it is one phase. Returns the exit code."""
     from gradus.cli.progress import working
     from gradus.course.foreign.judge import CLAIMS, judge_all
+    from gradus.course.foreign.record import remember
 
     names = list(CLAIMS) if phase is None else [phase]
     verdicts, wrong = judge_all(names, command, seconds), False
@@ -168,6 +170,7 @@ def _judge(phase: str | None, command: str, seconds: float) -> int:
         with working(f"{name}: the program is asked"):
             verdict = next(verdicts)
         print(f"{name}: {verdict.sentence}", flush=True)
+        remember(name, command, verdict)
         wrong |= not verdict.passed
         if phase is not None:
             for claim in verdict.kept:
@@ -226,11 +229,13 @@ def progress(
       gradus progress --ladder
       gradus progress --json
     """
+    from gradus.course.foreign.record import reached, summaries
     from gradus.course.student import progress as course_progress
+    from gradus.course.student.ladder import bests as best_attempts
 
     if ladder:
         return _print_ladder(json=json)
-    rows = list(course_progress.standings())
+    rows, programs = list(course_progress.standings()), reached()
     command, why = course_progress.next_step(rows)
     if json:
         found = [
@@ -243,7 +248,8 @@ def progress(
             }
             for row in rows
         ]
-        terminal.print_json({"exercises": found, "next": command or None})
+        judged = [asdict(each) for each in programs]
+        terminal.print_json({"exercises": found, "programs": judged, "next": command or None})
         return 0
     table = [[row.phase.name, row.exercise.file_name, row.state, row.detail] for row in rows]
     names = [row[0] for row in table]
@@ -252,16 +258,19 @@ def progress(
         for i, (name, row) in enumerate(zip(names, table, strict=True))
     ]
     terminal.print_table(["phase", "exercise", "", ""], table)
-    passed = sum(row.state == "passed" for row in rows)
+    passed, bests = sum(row.state == "passed" for row in rows), best_attempts()
     print(f"\n{passed} of {len(rows)} exercises passed.")
+    if bests:
+        goals = sum(best.reached for best in bests.values())
+        print(f"Open tasks: {len(bests)} tried, {goals} reached (gradus progress --ladder).")
+    for line in summaries(programs):
+        print(line)
     terminal.print_command(f"Next: {why}", command)
     return 0
 
 
 def _print_ladder(*, json: bool) -> int:
     """Print a line for each phase: the exercises that have passed, and the best attempt at its open task."""
-    from dataclasses import asdict
-
     from gradus.course.student import ladder
 
     rungs = list(ladder.rungs())

@@ -141,8 +141,8 @@ def _recordings(
     if yours is not None:
         terminal.print_note(yours.note)
     phases = [name for name in names if name != FINAL]
-    asked = {"model": model, **{name: settings[name] for name in ("device", "dtype") if name in settings}}
-    kernels = next((found for name in phases if (found := interpreted.wanted({**asked, "phase": name}))), None)
+    asked: dict[str, Any] = {"model": model} | {name: settings.get(name) for name in ("device", "dtype")}
+    kernels = next((found for name in phases if (found := interpreted.wanted(asked | {"phase": name}))), None)
     chosen = model or (scene and scene.model) or runs.usual_model()
     if kernels is not None:
         terminal.print_note(kernels.note)

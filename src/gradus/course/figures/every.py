@@ -58,6 +58,7 @@ FIGURES = [
     Figure("phases/p07_quantization/figures/search.svg", quantization.search),
     Figure("phases/p07_quantization/figures/columns.svg", quantization.columns),
     Figure("phases/p07_quantization/figures/bits.svg", quantization.bits),
+    Figure("phases/p07_quantization/figures/points.svg", quantization.points),
     Figure("phases/p08_speculation/figures/verified.svg", speculation.verified),
     Figure("phases/p08_speculation/figures/rules.svg", speculation.rules),
     Figure("phases/p08_speculation/figures/tokens.svg", speculation.tokens),

@@ -1,4 +1,5 @@
-"""p07's figures: grids for a row and for groups, the times of bytes and arithmetic, AWQ's search, GPTQ's columns.
+"""p07's figures: grids for a row and for groups, the times of bytes and arithmetic, AWQ's search, GPTQ's columns,
+errors by bits, and the points of floats.
 
 All numbers are computed: by the lesson's own code on the made-up layer of `one_layer.py` and on a few weights
 drawn from a seed, and by the roofline for the model and machine named here. No torch is imported before a figure is
@@ -269,3 +270,39 @@ def bits() -> Drawing:
         drawing.words(x + 52, y, f"{name}: {found[4][name]:.1%} in four")
     drawing.words(130, 18, "the output is off by")
     return drawing
+
+
+# -- the points of floats ----------------------------------------------------------------------------------------------
+
+UP_TO = 6.0  # E2M1's largest; the others are drawn with a scale that gives them the same
+
+
+def lines_of_points() -> dict[str, list[float]]:
+    """The points of each way from 0 to 6. A grid of four bits without an offset has seven besides 0."""
+    formats = part("formats")
+    whole = [UP_TO * point / 7 for point in range(8)]
+    wide = (formats.points(formats.E4M3) * UP_TO / formats.E4M3.largest).tolist()
+    return {"int4": whole, "E2M1": formats.points(formats.E2M1).tolist(), "E4M3": wide}
+
+
+def points() -> Drawing:
+    lines = lines_of_points()
+    below = sum(value < 1 for value in lines["E4M3"])
+    drawing = Drawing(
+        f"Points from 0 to the same largest value: a grid's are at equal distances, a float's dense near zero. Of "
+        f"E4M3's {len(lines['E4M3'])}, {below} are in the first sixth",
+        226,
+    )
+    for number, (name, values) in enumerate(lines.items()):
+        y = 40 + 62 * number
+        drawing.words(0, y + 5, name, bold=True)
+        drawing.arrow((_along(0), y), (_along(UP_TO), y), head=False, color=GREY)
+        for value in values:
+            drawing.arrow((_along(value), y - 14), (_along(value), y + 14), head=False, color=NEW.fill)
+    for value in range(7):
+        drawing.words(_along(value), 212, str(value), anchor="middle")
+    return drawing
+
+
+def _along(value: float) -> float:
+    return 74 + 700 * value / UP_TO

@@ -53,8 +53,8 @@ class Asked:
 
     def __str__(self) -> str:
         prompt, more = self.question.prompt, " …" if len(self.question.prompt) > FEW else ""
-        shown = ", ".join(map(str, prompt[:FEW]))
-        return f"request {self.number} ({self.id}, {len(prompt)} prompt tokens: [{shown}{more}])"
+        shown, length = ", ".join(map(str, prompt[:FEW])), "1 token" if len(prompt) == 1 else f"{len(prompt)} tokens"
+        return f"request {self.number} ({self.id}, a prompt of {length}: [{shown}{more}])"
 
 
 @dataclass
@@ -123,7 +123,7 @@ class Drive:
     # -- judging -----------------------------------------------------------------------------------------------------
 
     def check(self, report: Report) -> None:
-        """What holds in every step of every phase."""
+        """Check one step for the promises of every phase."""
         at = f"step {report.number}"
         self.note_preempted(report)
         require(len(set(report.names)) == len(report.spans), f"{at} has two spans of one request: {report.computed}")

@@ -36,7 +36,7 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
     "p08": P08,
     "p13": P13,
 }
-"""What is judged, by phase. The others are about kernels, graphs, masks and devices, which no report shows."""
+"""Claims by phase. Other phases are about kernels, graphs, masks and devices, which no report shows."""
 
 SECONDS = 20.0
 """The limit of each answer."""
@@ -72,8 +72,9 @@ def judge(name: str, command: str, models: Models, seconds: float = SECONDS) -> 
                 claim(bench)
             except Broken as broken:
                 return Verdict(False, f"{broken} ({words(claim)})", tests=len(kept), kept=tuple(kept))
-            except (Fault, Garbage) as fault:
-                sentence = f"{fault}, when checking that {words(claim)}"
+            except (Fault, Garbage) as error:
+                shown = error if isinstance(error, Fault) else program.fault(str(error))
+                sentence = f"{shown}, when checking that {words(claim)}"
                 return Verdict(False, sentence, tests=len(kept), kept=tuple(kept))
             kept.append(words(claim))
     return Verdict(True, f"keeps all {len(kept)} promises", tests=len(kept), kept=tuple(kept))

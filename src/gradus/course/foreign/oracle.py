@@ -59,7 +59,7 @@ class Oracle:
         return tuple(tokens[len(question.prompt) :])
 
     def scores(self, tokens: list[int], question: Question) -> Tensor:
-        """What decides about the next token, [V]: its logits, or logits / temperature - log(noise)."""
+        """Score each candidate for the next token, [V]: by its logit, or by logit / temperature - log(noise)."""
         hidden = self.model(torch.tensor(tokens), torch.arange(len(tokens)), WholeSequence(self.model.config))
         logits = self.model.logits(hidden[-1:])[0].double()
         if question.temperature == 0:

@@ -80,13 +80,16 @@ class Http:
     port: int
 
     def ask(self, message: Message, seconds: float) -> bytes:
+        answer, until = b"", time.monotonic() + seconds
         with self.request("POST", "/", message, seconds) as response:
-            return response.read(MOST_ANSWER)
+            while (more := response.read1(1 << 16)) and len(answer) < MOST_ANSWER:
+                answer += more
+                if time.monotonic() > until:
+                    raise TimeoutError
+        return answer
 
     @contextmanager
-    def request(
-        self, method: str, path: str, body: object = None, seconds: float = 10.0
-    ) -> Iterator[http.client.HTTPResponse]:
+    def request(self, method: str, path: str, body: object, seconds: float) -> Iterator[http.client.HTTPResponse]:
         """Yield the response as its headers have come. Leaving closes the connection, however much has been read.
 
         body: sent as JSON, and bytes as they are.

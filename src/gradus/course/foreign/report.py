@@ -1,4 +1,4 @@
-"""What a program reports of a step, read with care: a field that is missing or of another type is one clear line."""
+"""A program's report of a step, read with care: a field that is missing or of another type is one clear line."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -78,7 +78,7 @@ def write(folder: Path, tensors: dict[str, Tensor], **more: Any) -> Path:
 
 
 def coded(tensors: dict[str, Tensor], bits: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Round the layers' matrices to 8 or 4 bits. Returns what is stored, and the weights that it stands for."""
+    """Round the layers' matrices to 8 or 4 bits. Returns the stored tensors, and the weights that they mean."""
     stored, meant = {}, {}
     for name, tensor in tensors.items():
         if not name.endswith("proj.weight"):
@@ -123,7 +123,7 @@ class Models:
         return folder
 
     def meant(self, bits: int = 32) -> Path:
-        """The folder with the weights that `given` stands for, in 32 bits: the oracle's."""
+        """The folder with the weights that `given` means, in 32 bits: the oracle's."""
         if bits == 32:
             return self.given()
         folder = self.root / f"meant{bits}"

@@ -119,7 +119,7 @@ def run(name: str, bench: Workbench, work: Work, yours: Solution | None = None, 
         words=words_of(work, frames, tokenizer),
         cut=len(frames) == most and not (frames[-1]["plan"] is None and not frames[-1]["in_flight"]),
         code=places(engine, sorted({event["kind"] for frame in frames for event in frame["events"]})),
-        panels=PANELS[name if name in PANELS else phases.find(name).name],
+        panels=panels_of(name if name in PANELS else phases.find(name).name, frames),
         failed=frames[-1].get("failed"),
     )
 
@@ -148,6 +148,12 @@ def engine_of(
     vocabulary = partial((tokenizer or Tokenizer.of_bytes()).vocabulary, config.vocab_size)
     options = replace(options_of(name, limits, settings, structured=structured), vocabulary=vocabulary)
     return build(name, bench, options) if yours is None else yours.build(bench.model, options), options
+
+
+def panels_of(name: str, frames: Sequence[Frame]) -> tuple[str, ...]:
+    """The parts that a small page shows. Without an interpreter, a phase of kernels shows the rows of its batches."""
+    wanted = PANELS[name]
+    return wanted if "kernels" not in wanted or any(frame["kernels"] for frame in frames) else ("batch",)
 
 
 def kernels_of(name: str) -> Kernels:

@@ -1,4 +1,4 @@
-"""What each phase promises, as functions whose names say it: each drives an engine, and raises Broken with a case.
+"""The promises of each phase, one function each, named after it: it drives an engine, and raises Broken with a case.
 
 An engine that has come further passes the earlier phases' claims too: a setting that is off asks nothing of it. Read in
 this order:

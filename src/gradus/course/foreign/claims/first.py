@@ -8,8 +8,8 @@ from gradus.course.foreign.oracle import Question
 SHORT, LONG = 8, 440  # positions before the tokens that are timed
 TIMED = 8
 MOST_SLOWDOWN = 8.0
-"""Attention over 440 positions may make a token some times slower than over 8: in our C engine it is about twice.
-Computing 440 positions for each token makes it fifty times slower."""
+"""Attention over 440 positions makes a token slower than over 8: 2.1 times in p01's engine, 3.8 times in the tests' C
+engine. With all positions computed again for every token, the C engine takes 154 times as long (on two CPU cores)."""
 
 
 def greedy_tokens_are_the_oracles(bench: Bench) -> None:

@@ -1,6 +1,6 @@
 """p08: drafts change the number of steps, and nothing else. At most 4 drafts per step.
 
-That a step makes one token more than its right drafts is checked in every step of a drive.
+A drive checks in every step that it makes one token more than its right drafts.
 """
 
 from gradus.course.foreign.drive import Bench, Drive, require

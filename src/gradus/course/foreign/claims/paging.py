@@ -1,6 +1,6 @@
 """p04: pages as they are needed, all of them returned, and preemption when there are none left. Pages have 4 positions.
 
-That tables are as long as their sequences need, and that the pool's pages add up, is checked in every step of a drive.
+A drive checks in every step that tables are as long as their sequences need, and that the pool's pages add up.
 """
 
 from gradus.course.foreign.drive import Bench, Drive, require

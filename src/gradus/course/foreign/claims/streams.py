@@ -14,7 +14,7 @@ from typing import Any
 
 from gradus.course.foreign.drive import Bench, agreeing, require
 from gradus.course.foreign.oracle import Oracle, Question, oracle_of
-from gradus.course.foreign.program import Http
+from gradus.course.foreign.program import Http, Program
 from gradus.course.foreign.report import Garbage, shown
 
 PACE_MS = 20
@@ -35,18 +35,20 @@ class Event:
 
 @dataclass
 class Served:
-    """A program that serves. Raises Garbage for answers that are not HTTP or not what the protocol asks for."""
+    """A program that serves. Raises Fault where it does not answer, and Garbage for what is not a stream."""
 
+    program: Program
     http: Http
     oracle: Oracle
 
     @contextmanager
     def response(self, body: object, *, path: str = "/generate", method: str = "POST") -> Iterator[HTTPResponse]:
         try:
-            with self.http.request(method, path, body) as response:
+            with self.http.request(method, path, body, self.program.seconds) as response:
                 yield response
         except (OSError, HTTPException) as error:
-            raise Garbage(f"{method} {path} had no answer: {type(error).__name__}: {error}") from None
+            what = f"{method} {path} had no whole answer: {type(error).__name__}: {error}"
+            raise self.program.fault(what) from None
 
     def status(self, body: object) -> int:
         with self.response(body) as response:
@@ -56,7 +58,7 @@ class Served:
         """Ask, read the stream to its end, and judge the tokens."""
         with self.response(asking(question)) as response:
             require(response.status == 200, f"POST /generate is answered with {response.status}, not 200")
-            found = list(events(response))
+            found = list(events(response, self.program.seconds))
         require(bool(found), "the stream ended without an event")
         tokens = [token for event in found for token in event.tokens]
         self.judge(question, tokens, found[-1].finish_reason)
@@ -75,9 +77,12 @@ def asking(question: Question) -> dict[str, Any]:
     return {"prompt": list(question.prompt), "max_tokens": question.max_tokens, "stream": True}
 
 
-def events(response: HTTPResponse) -> Iterator[Event]:
-    """Read server-sent events up to `data: [DONE]`. Raises Garbage for a stream that ends without it."""
+def events(response: HTTPResponse, seconds: float) -> Iterator[Event]:
+    """Read server-sent events up to `data: [DONE]`. Raises Garbage for a stream that ends without it, or late."""
+    until = time.monotonic() + seconds
     for line in response:
+        if time.monotonic() > until:
+            raise Garbage(f"the stream had not ended after {seconds:g} s")
         text = line.decode(errors="replace").rstrip("\r\n")
         if not text or text.startswith(":"):
             continue
@@ -111,7 +116,7 @@ def served(bench: Bench, places: int = 4) -> Served:
     assert http is not None
     settings = {"sequences": 3, "pages": 0, "page_size": 0, "sharing": False, "token_budget": 0, "drafts": 0}
     bench.configure(settings | {"places": places, "pace_ms": PACE_MS})
-    return Served(http, oracle_of(bench.models.meant()))
+    return Served(bench.program, http, oracle_of(bench.models.meant()))
 
 
 def answers_are_the_oracles(bench: Bench) -> None:
@@ -172,7 +177,7 @@ def begin_endless(server: Served, stack: ExitStack, count: int) -> None:
     for _ in range(count):
         response = stack.enter_context(server.response(asking(Question((5, 6, 7), ENDLESS))))
         require(response.status == 200, f"a stream with a place free is answered with {response.status}, not 200")
-        next(events(response))
+        next(events(response, server.program.seconds))
 
 
 def a_request_that_cannot_be_served_is_refused_with_400(bench: Bench) -> None:

@@ -1,6 +1,6 @@
 """p13's messages as a recording: Ann's answer streams, Cy asks, and a frame is one event of the lesson's recorded run.
 
-With a student's functions the same two requests run now. No torch here, unless they do.
+The same two requests run now if a student's functions take the place of ours. No torch here, unless they need it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -9,7 +9,7 @@ from typing import Any
 from gradus import phases
 from gradus.course.xray.events import event
 from gradus.course.xray.lanes.recording import Act, Frame, LaneRecording, frame
-from gradus.course.xray.lanes.way import Note, crossings, recorded, window
+from gradus.course.xray.lanes.way import Note, begin, crossings, recorded
 from gradus.course.xray.places import place
 from gradus.course.xray.questions import asked
 from gradus.exercises.solution import Solution, listed
@@ -36,7 +36,7 @@ KINDS = {
 WHY = {
     "asks": "its connection goes to the event loop, and nothing of it to the engine yet",
     "enters": "places are counted, the prompt becomes tokens, and a message goes to the engine's inbox",
-    "taken": "between two steps: nobody calls the engine while it is at work",
+    "taken": "between two steps: nothing calls the engine while it is at work",
     "step": "one step for all that run, and one report at its end, which waits for no reader",
     "text": "on the event loop, while the engine is at its next step",
     "reads": "a frame is on its way as soon as its text is certain",
@@ -47,7 +47,7 @@ def record(model: str, yours: Solution | None = None) -> LaneRecording:
     """The lesson's recorded run; yours: p13 with a student's functions, which then run the same two requests."""
     p13 = yours or phases.find("p13")
     notes = recorded() if yours is None else _live(yours, model)
-    start, _ = window(notes)
+    start = begin(notes)
     end = max(note.until for note in notes if "Cy" in note.who) + 0.3
     shown = [note for note in notes if note.until >= start and note.at <= end]
     pieces = [_piece(note, start, end) for note in shown if note.where != "client"]
@@ -112,7 +112,7 @@ def _frames(shown: Sequence[Any], start: float, end: float) -> Iterator[Frame]:
 
 
 def _question(note: Any, before: Sequence[Any]) -> dict[str, Any] | None:
-    """Asked once each: what the engine does when Cy comes, when it takes the request, and whom the next step serves."""
+    """Ask once what the engine does when Cy comes, when it takes the request, and which requests it then runs."""
     kind, last = KINDS[note.kind], KINDS[before[-1].kind] if before else ""
     if kind == "step" and last == "asks":
         answers = ("it stops, and takes Cy's request", "it begins a step for Ann", "it waits for Ann to read")
@@ -122,9 +122,10 @@ def _question(note: Any, before: Sequence[Any]) -> dict[str, Any] | None:
         return asked("Cy's request is encoded. When does the engine take it?", answers, answers[1], WHY["taken"])
     if kind == "step" and last == "taken":
         answers = ("Cy's prompt alone", "Ann alone, until Cy's prompt is computed", "Ann and Cy")
-        return asked("The engine has taken Cy's request. Whom is the next step for?", answers, answers[2], WHY["step"])
+        ask = "The engine has taken Cy's request. Which requests does its next step advance?"
+        return asked(ask, answers, answers[2], WHY["step"])
     if kind == "reads" and "Cy" in note.who and not any(n.kind == note.kind and "Cy" in n.who for n in before):
-        answers = ("Ann: a second frame", "Cy: the first frame", "nobody, until Cy's answer has ended")
+        answers = ("Ann: a second frame", "Cy: the first frame", "neither, until Cy's answer has ended")
         ask = "A step has given both a token, and Ann has read hers. Who reads next?"
         return asked(ask, answers, answers[1], WHY["reads"])
     return None

@@ -27,12 +27,16 @@ def recorded() -> list[Note]:
     ]
 
 
+def begin(notes: list[Note]) -> float:
+    """The beginning of the step during which Cy asks; of the asking, if no step was before it."""
+    asked = next(note.at for note in notes if note.kind == "sends the request" and note.who == ("Cy",))
+    return max((note.at for note in notes if note.kind == "step" and note.at < asked), default=asked)
+
+
 def window(notes: list[Note]) -> tuple[float, float]:
     """From the step during which Cy asks to the moment when Cy has AFTER frames."""
-    asked = next(note.at for note in notes if note.kind == "sends the request" and note.who == ("Cy",))
-    start = max(note.at for note in notes if note.kind == "step" and note.at < asked)
     read = [note.at for note in notes if note.kind == "reads a frame" and note.who == ("Cy",)]
-    return start, read[AFTER - 1] + 0.3
+    return begin(notes), read[AFTER - 1] + 0.3
 
 
 def crossings(notes: list[Note]) -> Iterator[tuple[str, str, float]]:

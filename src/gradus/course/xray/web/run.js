@@ -214,9 +214,10 @@ class Run {
 
   showKernels(frame) {
     const row = (cells, tag = "td", extra = "") => make("tr", {}, ...cells.map((cell, i) => make(tag, { class: `${i ? "number" : ""} ${extra}` }, cell)));
-    const rows = frame.kernels.map(({ name, ...counts }) => row([name.replace(/_kernel$/, ""), ...["launches", "programs", "read", "most"].map((count) => counts[count].toLocaleString("en"))]));
-    while (rows.length < this.kernels) rows.push(row(Array(5).fill("\u00a0"), "td", "blank"));
-    this.parts.kernels.replaceChildren(make("table", {}, make("thead", {}, row(["kernel", "launches", "programs", "bytes read", "most"], "th")), make("tbody", {}, ...rows)),
+    const counted = [["launches", "launches"], ["programs", "programs"], ...(COMPACT ? [] : [["read", "bytes read"], ["most", "most"]])];
+    const rows = frame.kernels.map((kernel) => row([kernel.name.replace(/_kernel$/, ""), ...counted.map(([count]) => kernel[count].toLocaleString("en"))]));
+    while (rows.length < this.kernels) rows.push(row(["\u00a0", ...counted.map(() => "\u00a0")], "td", "blank"));
+    this.parts.kernels.replaceChildren(make("table", {}, make("thead", {}, row(["kernel", ...counted.map(([, title]) => title)], "th")), make("tbody", {}, ...rows)),
       make("p", { class: "quiet note" }, "programs: of all launches together. most: the bytes that the longest program reads."));
   }
 

@@ -42,7 +42,10 @@ class KeptCode(FunctionCache):
     def load_overload(self, signature: Any, context: Any) -> Any:
         """Read the code. If there is none, wait for a process that compiles it; None: it is this one's turn."""
         code = self._read(signature, context)
-        return self._read(signature, context) if code is None and self._turn.take() else code
+        if code is None:
+            self._turn.take()
+            code = self._read(signature, context)
+        return code
 
     def taking_turns(self, alone: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """Wrap a kernel's `compile`, which begins with `load_overload`: its end is the end of the turn."""

@@ -31,19 +31,16 @@ class Turn:
         self._note = folder / f"{name}.pid"
         self._ended: threading.Event | None = None
 
-    def take(self) -> bool:
-        """Wait until no other process compiles the kernel. Returns whether there was one: its code may be there now."""
-        try:
-            waits = not self._locked(0)
-            if waits:
+    def take(self) -> None:
+        """Wait until no other process compiles the kernel. Its code may be there now, though it was not before."""
+        with suppress(OSError, NotImplementedError):  # a file system without locks
+            locked = self._locked(0)
+            if not locked:
                 compiler = self._beat()
                 with event.trigger_event(WAIT, data=compiler and compiler[0]):
                     locked = self._waited()
-            if not waits or locked:
+            if locked:
                 self._live()
-            return waits
-        except (OSError, NotImplementedError):  # a file system without locks
-            return False
 
     def end(self) -> None:
         """Give the turn back, if it was taken."""
