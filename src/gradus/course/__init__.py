@@ -6,6 +6,7 @@ except where open tasks are measured.
     probe.py       what tests and drawings may know of an engine
     scene.py       the lessons' three people, and the steps of a phase
     printed.py     the output of the lessons' code, kept up to date
+    handout.py     a copy of the course for a class, without our functions
     student/       a student's work: checked, counted, next to ours
     notebook/      lessons as notebooks, built from their pages, and the check of what their cells define
     foreign/       engines in other languages, judged as black boxes
