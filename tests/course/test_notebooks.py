@@ -285,6 +285,7 @@ def test_the_first_cell_installs_nothing_where_all_is_there(alone, tmp_path, mon
 @pytest.mark.slow
 def test_a_notebook_s_commands_can_be_given(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as a notebook's kernel has it
     for command in ("gradus generate x --model random:tiny-llama --max-tokens 2 --impl exercises/notebook/p03",
                     "python -m gradus.course.sentence x --model random:tiny-llama --tokens 2"):  # fmt: skip
         monkeypatch.setenv("PYTHONPATH", f"{ROOT / 'src'}:{ROOT}")
@@ -294,4 +295,4 @@ def test_a_notebook_s_commands_can_be_given(tmp_path, monkeypatch, capsys):
         file.write_text(reference_of(info, exercises_of(info)[0]), encoding="utf-8")
         inside.run(command)
     out = capsys.readouterr().out
-    assert "your p03: scheduler.py" in out and "the same tokens" in out
+    assert "your p03: scheduler.py" in out and "the same tokens" in out and "\x1b" not in out

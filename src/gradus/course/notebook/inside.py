@@ -7,6 +7,7 @@ The reader's newest definitions, in place of those that our file lacks, make a f
 """
 
 import ast
+import os
 import shlex
 import subprocess
 import sys
@@ -21,6 +22,9 @@ from gradus.phases import PhaseInfo
 
 FOLDER = Path("exercises") / "notebook"
 """The folder of the files that `check` makes; it has a folder per phase."""
+
+COLORS = ("FORCE_COLOR", "CLICOLOR_FORCE")
+"""Kernels of notebooks set these, and a progress bar would then move its cursor through a cell's output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +46,9 @@ def run(command: str) -> None:
     """Run a `gradus` or `python` command, and print its output as it comes, here and not in another terminal."""
     name, *arguments = shlex.split(command)
     module = ["-m", "gradus"] if name == "gradus" else []
+    plain = {name: value for name, value in os.environ.items() if name not in COLORS}
     with subprocess.Popen(
-        [sys.executable, *module, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        [sys.executable, *module, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=plain
     ) as process:
         assert process.stdout is not None
         for line in process.stdout:
