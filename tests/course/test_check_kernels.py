@@ -22,6 +22,36 @@ WRONG = {
         "x = tl.load(x_ptr + here, mask=inside, other=1.0).to(tl.float32)",
         "y is off by",
     ),
+    "the weight is loaded without a mask": (
+        "norm.py",
+        "tl.load(weight_ptr + column, mask=inside, other=0.0)",
+        "tl.load(weight_ptr + column)",
+        "80 numbers of x, delta and weight are 960 bytes, and a program of yours reads 1152: every load needs a mask",
+    ),
+    "what lies beyond the row is read, and then hidden": (
+        "norm.py",
+        "x = tl.load(x_ptr + here, mask=inside, other=0.0).to(tl.float32)",
+        "x = tl.where(inside, tl.load(x_ptr + here), 0.0).to(tl.float32)",
+        "a program of yours reads 1152",
+    ),
+    "the sum is read back": (
+        "norm.py",
+        "    x = x.to(tl.float32)\n",
+        "    x = tl.load(x_ptr + here, mask=inside, other=0.0).to(tl.float32)\n",
+        "a program of yours reads 1280",
+    ),
+    "y is stored without a mask": (
+        "norm.py",
+        ".to(y_ptr.dtype.element_ty), mask=inside)",
+        ".to(y_ptr.dtype.element_ty))",
+        "80 numbers of x and y are 640 bytes, and a program of yours writes 832: every store needs a mask",
+    ),
+    "lanes beyond the row are left undefined": (
+        "norm.py",
+        "delta = tl.load(delta_ptr + here, mask=inside, other=0.0)",
+        "delta = tl.load(delta_ptr + here, mask=inside)",
+        "where a masked load without `other` leaves anything",
+    ),
     "the block is taken for the row": (
         "norm.py",
         "tl.sum(x * x, 0) / D + eps",
