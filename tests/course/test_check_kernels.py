@@ -89,6 +89,12 @@ WRONG = {
         "    base = new_peak\n",
         "a row that has seen no key has a peak of -inf, and -inf - -inf is NaN",
     ),
+    "a row that has seen nothing passes a peak of 0 on": (
+        "paged_attention.py",
+        "return seen, total, new_peak",
+        "return seen, total, base",
+        "the peak of a row that has seen no key stays -inf, whatever you subtract: off by",
+    ),
     "no score is subtracted": (
         "paged_attention.py",
         WEIGHT,
@@ -130,7 +136,7 @@ WRONG = {
         "splits.py",
         "    return tl.sum(seen * shrink[:, None], 0) / tl.where(total == 0.0, 1.0, total)",
         "    return tl.sum(seen / total, 0)",
-        "halves: off by",
+        "halves, scores around 0: off by",
     ),
     "each part is divided before they are added": (
         "splits.py",
@@ -143,6 +149,12 @@ WRONG = {
         'shrink = tl.exp(peak - tl.where(highest == float("-inf"), 0.0, highest))  # -inf - -inf would be NaN',
         'shrink = tl.where(peak == float("-inf"), 0.0, 1.0)',
         "from the softmax over all keys",
+    ),
+    "the common peak is never below 0": (
+        "splits.py",
+        'tl.exp(peak - tl.where(highest == float("-inf"), 0.0, highest))',
+        "tl.exp(peak - tl.maximum(highest, 0.0))",
+        "scores around -200: off by 1.0e+00 from the softmax over all keys",
     ),
     "no part has a key": (
         "splits.py",
