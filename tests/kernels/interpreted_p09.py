@@ -101,7 +101,9 @@ def test_a_row_that_has_seen_no_key_hands_on_no_peak():
     step.keys -= 100 / step.head_dim
     step.q = step.q.abs() + 10
     error = off_by(attend(paged_attention, step), step.expected())
-    assert error <= 1e-4, f"the peak of a row that has seen no key stays -inf, whatever you subtract: off by {error:.1e}"
+    assert error <= 1e-4, (
+        f"the peak of a row that has seen no key stays -inf, whatever you subtract: off by {error:.1e}"
+    )
 
 
 @pytest.mark.parametrize("name", SINKS)
