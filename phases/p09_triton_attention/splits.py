@@ -20,7 +20,7 @@ PROCESSORS = 132  # of an H200: with fewer programs than that, some have nothing
 
 @triton.jit
 def keys_of_part(length: tensor, part: tensor, PARTS: constexpr, KEYS: constexpr) -> tensor:
-    """Which of the keys 0 to length - 1 program `part` of PARTS reads: (start, stop), which are equal if it has none.
+    """Which of the keys 0 to length - 1 program `part` of PARTS reads: (start, stop). It has none if start >= stop.
 
     Every key belongs to one part. A program reads KEYS at a time, and none makes more trips than an even share needs.
     """

@@ -22,6 +22,36 @@ WRONG = {
         "x = tl.load(x_ptr + here, mask=inside, other=1.0).to(tl.float32)",
         "y is off by",
     ),
+    "the weight is loaded without a mask": (
+        "norm.py",
+        "tl.load(weight_ptr + column, mask=inside, other=0.0)",
+        "tl.load(weight_ptr + column)",
+        "80 numbers of x, delta and weight are 960 bytes, and a program of yours reads 1152: every load needs a mask",
+    ),
+    "what lies beyond the row is read, and then hidden": (
+        "norm.py",
+        "x = tl.load(x_ptr + here, mask=inside, other=0.0).to(tl.float32)",
+        "x = tl.where(inside, tl.load(x_ptr + here), 0.0).to(tl.float32)",
+        "a program of yours reads 1152",
+    ),
+    "the sum is read back": (
+        "norm.py",
+        "    x = x.to(tl.float32)\n",
+        "    x = tl.load(x_ptr + here, mask=inside, other=0.0).to(tl.float32)\n",
+        "a program of yours reads 1280",
+    ),
+    "y is stored without a mask": (
+        "norm.py",
+        ".to(y_ptr.dtype.element_ty), mask=inside)",
+        ".to(y_ptr.dtype.element_ty))",
+        "80 numbers of x and y are 640 bytes, and a program of yours writes 832: every store needs a mask",
+    ),
+    "lanes beyond the row are left undefined": (
+        "norm.py",
+        "delta = tl.load(delta_ptr + here, mask=inside, other=0.0)",
+        "delta = tl.load(delta_ptr + here, mask=inside)",
+        "where a masked load without `other` leaves anything",
+    ),
     "the block is taken for the row": (
         "norm.py",
         "tl.sum(x * x, 0) / D + eps",
@@ -58,6 +88,12 @@ WRONG = {
         BASE,
         "    base = new_peak\n",
         "a row that has seen no key has a peak of -inf, and -inf - -inf is NaN",
+    ),
+    "a row that has seen nothing passes a peak of 0 on": (
+        "paged_attention.py",
+        "return seen, total, new_peak",
+        "return seen, total, base",
+        "the peak of a row that has seen no key stays -inf, whatever you subtract: off by",
     ),
     "no score is subtracted": (
         "paged_attention.py",
@@ -100,7 +136,7 @@ WRONG = {
         "splits.py",
         "    return tl.sum(seen * shrink[:, None], 0) / tl.where(total == 0.0, 1.0, total)",
         "    return tl.sum(seen / total, 0)",
-        "halves: off by",
+        "halves, scores around 0: off by",
     ),
     "each part is divided before they are added": (
         "splits.py",
@@ -113,6 +149,12 @@ WRONG = {
         'shrink = tl.exp(peak - tl.where(highest == float("-inf"), 0.0, highest))  # -inf - -inf would be NaN',
         'shrink = tl.where(peak == float("-inf"), 0.0, 1.0)',
         "from the softmax over all keys",
+    ),
+    "the common peak is never below 0": (
+        "splits.py",
+        'tl.exp(peak - tl.where(highest == float("-inf"), 0.0, highest))',
+        "tl.exp(peak - tl.maximum(highest, 0.0))",
+        "scores around -200: off by 1.0e+00 from the softmax over all keys",
     ),
     "no part has a key": (
         "splits.py",

@@ -1,6 +1,7 @@
 """p09's first kernel, interpreted: run by test_p09.py, and by `gradus check p09` on a student's file.
 
-Tiny on purpose: the interpreter takes milliseconds per program. New memory is poisoned with NaN.
+Tiny on purpose: the interpreter takes milliseconds per program. New memory is poisoned with NaN, and so is whatever a
+GPU leaves undefined.
 """
 
 from dataclasses import replace
@@ -8,6 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import Tensor
+from triton.runtime.interpreter import interpreter_builder
 
 from gradus.config.options import EngineOptions
 from gradus.engine.request import ModelLimits, Request, SamplingParams
@@ -15,11 +17,22 @@ from gradus.models import SHAPES, create_model, randomize
 from gradus.models.layers import RMSNorm
 from phases.p01_kv_cache.engine import build as build_p01
 from phases.p09_triton_attention import norm
+from phases.p09_triton_attention.watch import watched
 from tests.phases.drive import parting, run
 
 
 @pytest.fixture(autouse=True)
-def _poisoned():
+def _poisoned(monkeypatch):
+    load = interpreter_builder.create_masked_load
+
+    def undefined(ptrs, mask, other, *rest):
+        """The interpreter puts 0 into lanes that a mask keeps from memory; a GPU leaves them undefined."""
+        found = load(ptrs, mask, other, *rest)
+        if other is None and found.data.dtype.kind == "f":
+            found.data[~mask.data] = float("nan")
+        return found
+
+    monkeypatch.setattr(interpreter_builder, "create_masked_load", undefined)
     torch.manual_seed(0)
     torch.set_deterministic_debug_mode("error")  # torch.empty then gives NaN
     yield
@@ -31,9 +44,29 @@ def rows(count: int = 3, width: int = 80, dtype: torch.dtype = torch.float32) ->
 
 
 def assert_close(out: Tensor, reference: Tensor, what: str) -> None:
-    assert not out.isnan().any(), f"{what} has values that nothing wrote, or that came from beyond the row"
+    assert not out.isnan().any(), (
+        f"{what} has values that nothing wrote, or that came from beyond the row, where a masked load without `other` "
+        "leaves anything"
+    )
     error = (out.double() - reference.double()).norm() / reference.double().norm()
     assert error < (1e-6 if out.dtype == torch.float32 else 2e-3), f"{what} is off by {error:.1e}"
+
+
+def test_a_program_touches_its_row_alone_and_reads_it_once():
+    """80 numbers lie in a block of 128. Each tensor has room around it, so that a stray store hits nothing else."""
+    x, delta, y = (torch.zeros(1024)[256:496].view(3, 80) for _ in range(3))
+    weight = torch.zeros(1024)[256:336]
+    with watched() as seen:
+        norm.add_rms_norm_kernel[(3,)](x, delta, weight, y, 1e-5, D=80, BLOCK=128)
+    kernel, row = seen["add_rms_norm_kernel"], 4 * 80
+    read, written = max(kernel.read), max(kernel.written)
+    assert read <= 3 * row, (
+        f"80 numbers of x, delta and weight are {3 * row} bytes, and a program of yours reads {read}: "
+        "every load needs a mask, and the sum need not be read again"
+    )
+    assert written <= 2 * row, (
+        f"80 numbers of x and y are {2 * row} bytes, and a program of yours writes {written}: every store needs a mask"
+    )
 
 
 @pytest.mark.parametrize("width", [64, 80, 1])

@@ -95,6 +95,17 @@ def test_a_row_that_sees_none_of_the_first_keys_is_not_nan():
     assert error <= 1e-5, f"off by {error:.1e}"
 
 
+def test_a_row_that_has_seen_no_key_hands_on_no_peak():
+    """A peak of 0 would hide the scores of some -300 that come later."""
+    step = Step([(48, 60)], heads=1, group=1, head_dim=16, window=7)
+    step.keys -= 100 / step.head_dim
+    step.q = step.q.abs() + 10
+    error = off_by(attend(paged_attention, step), step.expected())
+    assert error <= 1e-4, (
+        f"the peak of a row that has seen no key stays -inf, whatever you subtract: off by {error:.1e}"
+    )
+
+
 @pytest.mark.parametrize("name", SINKS)
 def test_a_step_with_sinks_attends_as_the_formula_says(name):
     test_a_step_attends_as_the_formula_says(name)

@@ -105,13 +105,13 @@ QUARTERS = {"three parts and an empty one": [slice(0, 4), slice(4, 8), slice(8, 
 
 
 @pytest.mark.parametrize("cut", HALVES | QUARTERS)
-@pytest.mark.parametrize("scale", [1.0, 200.0])
-def test_parts_together_are_the_softmax_over_all_keys(cut, scale):
-    scores, values = scale * torch.randn(12), torch.randn(12, 16)
+@pytest.mark.parametrize(("scale", "shift"), [(1.0, 0.0), (200.0, 0.0), (1.0, -200.0)])
+def test_parts_together_are_the_softmax_over_all_keys(cut, scale, shift):
+    scores, values = scale * torch.randn(12) + shift, torch.randn(12, 16)
     found, expected = combined(scores, values, (HALVES | QUARTERS)[cut]), scores.softmax(0) @ values
     assert not found.isnan().any(), "exp(score) overflows, or an empty part's peak of -inf has met another"
     error = (found - expected).norm() / expected.norm()
-    assert error < 1e-5, f"{cut}: off by {error:.1e} from the softmax over all keys"
+    assert error < 1e-5, f"{cut}, scores around {shift:.0f}: off by {error:.1e} from the softmax over all keys"
 
 
 def test_parts_without_any_key_give_zero():

@@ -37,8 +37,8 @@ class Interpreted:
     def note(self) -> str:
         """Say in a line what runs, and why."""
         chosen = self.settings["model"]
-        why = "" if chosen != MODEL else ", tiny because that is slow (--model takes another)"
-        return f"{self.phase.name}: no GPU is here, so Triton interprets the kernels as Python; model {chosen}{why}"
+        other = "" if chosen != MODEL else " (--model takes another)"
+        return f"{self.phase.name}: no GPU, so Triton interprets kernels, slowly; model {chosen}{other}"
 
     def shortened(self, params: SamplingParams) -> SamplingParams:
         """The same, with an end that is soon enough where none was given."""
@@ -54,7 +54,7 @@ class Interpreted:
         lines = []
         for kernel in self.seen.values():
             file = kernel.file if not kernel.file.is_relative_to(Path.cwd()) else kernel.file.relative_to(Path.cwd())
-            lines.append(f"{kernel.name} ({file}): {kernel.launches:,} launches of {kernel.programs:,} programs in all")
+            lines.append(f"{kernel.name} ({file}): {kernel.launches:,} launches, {kernel.programs:,} programs")
         return lines
 
     def parting(self, text: str, params: SamplingParams, completions: Sequence[Completion]) -> str | None:

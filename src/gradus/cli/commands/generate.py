@@ -110,7 +110,9 @@ def _compared(
         terminal.print_note(line)
     parting = kernels.parting(text, params, completions)
     tokens = " ".join(str(token) for completion in completions for token in completion.token_ids)
-    terminal.print_note(f"tokens {tokens}" + ("" if parting else f": the same as {interpreted.REFERENCE}'s, in torch"))
+    terminal.print_note(f"tokens {tokens}")
+    if not parting:
+        terminal.print_note(f"the same as {interpreted.REFERENCE}'s, in torch")
     if parting:
         terminal.print_mistake(f"the tokens are not those of the reference: {parting}")
     return parting is None

@@ -119,8 +119,8 @@ TOGETHER = ["qkv", "heads, store", "", "attend", "out, +", "gate, up", "down, +"
 
 
 def layer() -> Drawing:
-    """Draw the launches of one layer: a row for each group, next to the final engine's kernel for it."""
-    drawing = Drawing("A layer's small launches, and the kernels that take their place", 330)
+    """Draw the launches of one layer: what p09 does about each, and the final engine's kernel for each group."""
+    drawing = Drawing("A layer's launches: those that p09 takes away, and what the final engine makes of all", 358)
     drawing.words(0, 18, "p06", bold=True)
     drawing.words(600, 18, "final engine", bold=True)
     for row, names in enumerate(APART):
@@ -129,12 +129,15 @@ def layer() -> Drawing:
             drawing.cell(place * 94, y, 88, 30, _kind(name), name)
         if TOGETHER[row]:
             tall = 68 if not TOGETHER[(row + 1) % len(TOGETHER)] else 30
-            drawing.cell(600, y, 194, tall, BOX, TOGETHER[row])
-    drawing.legend(322, [(NEW, "reads weights or keys"), (WASTE, "moves keys once more"), (FREE, "mostly launch")])
+            drawing.cell(600, y, 194, tall, FREE if "store" in TOGETHER[row] else NEW, TOGETHER[row])
+    drawing.legend(322, [(NEW, "reads weights or keys"), (FREE, "mostly launch")])
+    drawing.legend(350, [(WASTE, "gone in p09"), (KEPT, "+ and the next norm: one launch in p09")])
     return drawing
 
 
 def _kind(name: str) -> Kind:
     if name.startswith("gather"):
         return WASTE
+    if name in ("+", "norm"):
+        return KEPT
     return NEW if name in ("qkv", "out", "gate, up", "down", "attend") else FREE
