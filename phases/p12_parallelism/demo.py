@@ -24,7 +24,7 @@ WAYS = (("matrices cut in two", 2, 1, 1), ("layers cut in two, 1 micro-batch", 1
 MODEL, TOKENS, REQUESTS = "random:tiny-llama", 2, 2  # requests in each micro-batch
 SHARES = {"NCCL": 0.34, "one launch": 0.105}
 """The share of a step that the sums of Llama-3.1-8B take on two H200, by the toll: see roofline.py."""
-FINE, COARSE = 72, 36  # columns that one process takes for a step
+FINE, COARSE = 72, 32  # columns that one process takes for a step
 Found = list[list[Piece]]
 
 
@@ -43,8 +43,11 @@ def strip(pieces: Sequence[Piece], rank: int, unit: float) -> str:
             mark = letters[piece.act.micro_batch] if piece.kind == COMPUTES else "=" if piece.kind == EXCHANGES else "."
             for number, column in enumerate(columns):
                 column[mark] += max(min(piece.until, (number + 1) * unit) - max(piece.at, number * unit), 0)
-    # an exchange shows where it takes a fifth of the column
-    return "".join("=" if column["="] > unit / 5 else max(column, key=lambda mark: column[mark]) for column in columns)
+    marks = [max(column, key=lambda mark: column[mark]) for column in columns]
+    for piece in pieces:
+        if piece.rank == rank and piece.kind == EXCHANGES:
+            marks[int(piece.at // unit)] = "="  # however short it is
+    return "".join(marks)
 
 
 def show(model: str) -> Iterator[str]:

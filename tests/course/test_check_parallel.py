@@ -191,11 +191,23 @@ WRONG = {
         "period = micro_batches",
         "2 stages, 1 micro-batches, 2 rounds: ['a.a.', '.a.a']; yours",
     ),
+    "a token is waited for only where there is one micro-batch": (
+        "schedule.py",
+        "period = max(stages, micro_batches)",
+        "period = stages if micro_batches == 1 else micro_batches",
+        "4 stages, 2 micro-batches, 2 rounds: ['ab..ab...', '.ab..ab..', '..ab..ab.', '...ab..ab']; yours",
+    ),
     "stages do not wait for each other": (
         "schedule.py",
         "divmod(tick - stage, period)",
         "divmod(tick, period)",
         "2 stages, 1 micro-batches, 1 rounds: ['a.', '.a']; yours",
+    ),
+    "the bubble is that of a single round": (
+        "schedule.py",
+        "return ticks.count(None) / len(ticks)",
+        "return (len(table) - 1) / (len({*ticks} - {None}) + len(table) - 1)",
+        "0.20 of the ticks have no work; yours says 0.33",
     ),
     "the share of work is returned": (
         "schedule.py",

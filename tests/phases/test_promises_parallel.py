@@ -17,6 +17,7 @@ from gradus.models.layers import MatrixId
 from phases.p12_parallelism.draw import MOST_BYTES, draw
 from phases.p12_parallelism.heads import cut_qkv, heads_of
 from phases.p12_parallelism.linear import RowParallel, all_reduce, column_part, row_part
+from phases.p12_parallelism.place import Place
 from phases.p12_parallelism.schedule import bubble, timetable
 from tests.phases.conftest import of
 
@@ -28,6 +29,10 @@ class Gathers:
     """An exchange whose ranks hold these values, whatever is given in."""
 
     values: list
+
+    @property
+    def place(self):
+        return Place(0, len(self.values))
 
     def gather(self, x):
         return torch.tensor(self.values, dtype=x.dtype).reshape(len(self.values), *x.shape)
@@ -169,6 +174,7 @@ class Meeting:
     """Keeps what ranks give away. The first call of `draw` on each rank gives; a second one, with Met, gets it all."""
 
     given: list
+    place: Place
 
     def gather(self, x):
         self.given.append(x)
@@ -178,6 +184,7 @@ class Meeting:
 @dataclass
 class Met:
     given: list
+    place: Place
     calls: int = 0
 
     def gather(self, x):
@@ -190,17 +197,17 @@ def drawn(widths, scores, noise, top_k):
     """Cut rows of scores into parts of these widths, and return the ids that each rank gets. Checks what ranks give."""
     firsts = [sum(widths[:part]) for part in range(len(widths))]
     parts = list(zip(scores.split(widths, dim=1), noise.split(widths, dim=1), firsts, strict=True))
-    given = []
-    for each in parts:
+    given, places = [], [Place(part, len(parts)) for part in range(len(parts))]
+    for place, each in zip(places, parts, strict=True):
         with suppress(Given):
-            draw(Meeting(given), *each, top_k)
+            draw(Meeting(given, place), *each, top_k)
     assert len(given) == len(parts), "no rank knows the others' scores: each must gather once; yours did not"
     sizes, limit = [x.nbytes for x in given], MOST_BYTES * max(1, top_k) * len(scores)
     assert len({tuple(x.shape) for x in given}) == 1, (
         f"all ranks give tensors of one shape; of {widths} tokens yours gave {[list(x.shape) for x in given]}"
     )
     assert max(sizes) <= limit, f"{len(scores)} rows with top_k {top_k} may give {limit} bytes; yours gave {max(sizes)}"
-    return [draw(Met(given), *each, top_k).tolist() for each in parts]
+    return [draw(Met(given, place), *each, top_k).tolist() for place, each in zip(places, parts, strict=True)]
 
 
 def check_drawn(widths, scores, noise, top_k, wanted, why):
@@ -284,6 +291,7 @@ def test_ranks_draw_what_one_that_has_the_whole_row_would(phase, top_k):
         (2, 2, 2, ["abab.", ".abab"]),
         (2, 3, 2, ["abcabc.", ".abcabc"]),
         (1, 2, 2, ["abab"]),
+        (4, 2, 2, ["ab..ab...", ".ab..ab..", "..ab..ab.", "...ab..ab"]),
     ],
 )
 def test_a_micro_batch_begins_when_the_first_stage_is_free_and_its_token_is_back(
@@ -296,7 +304,13 @@ def test_a_micro_batch_begins_when_the_first_stage_is_free_and_its_token_is_back
 
 @of("p12")
 @pytest.mark.parametrize(
-    ("table", "wanted"), [([[0, None], [None, 0]], 0.5), ([[0, 1, None], [None, 0, 1]], 1 / 3), ([[0, 1]], 0.0)]
+    ("table", "wanted"),
+    [
+        ([[0, None], [None, 0]], 0.5),
+        ([[0, 1, None], [None, 0, 1]], 1 / 3),
+        ([[0, 1, 0, 1, None], [None, 0, 1, 0, 1]], 0.2),  # two rounds
+        ([[0, 1]], 0.0),
+    ],
 )
 def test_the_bubble_is_the_share_of_ticks_without_work(phase, table, wanted):
     found = bubble(table)
