@@ -11,4 +11,5 @@ Read in this order:
     drive.py       one engine under test: what must hold in every step of every phase
     claims/        what each phase promises
     judge.py       the verdict on a program
+    racing.py      a program as a contestant of the speedrun
 """
