@@ -80,6 +80,8 @@ class Log:
         if len(self.runs) < REPETITIONS:
             yield f"it has {len(self.runs)} repetitions, and {REPETITIONS} are the fewest"
         yield from self._wrong_hashes()
+        if any(run["seconds"] <= 0 for run in self.runs):
+            yield "its runs have no time"
         if self.score != score_of(self.runs, self._tokens()):
             yield f"its score is {self.score}, and its runs make {score_of(self.runs, self._tokens())}"
         if wrong := {name: self.verdict[name] for name in ("tokens", "likeliest", "widest", "wrong")}["wrong"]:

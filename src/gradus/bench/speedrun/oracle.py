@@ -6,7 +6,7 @@ tokens is judged after those before it: its logit must be at most `rules.CLOSE` 
 which the conformance suite lets 16-bit engines part from float32.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -37,19 +37,19 @@ def load(checkpoint: Checkpoint) -> Model:
 
 
 @torch.inference_mode()
-def judge(model: Model, asks: Sequence[Ask], answers: Sequence[Sequence[int]]) -> Verdict:
-    """Judge the answers, one for each request in its order."""
+def judge(model: Model, answered: Iterable[tuple[str, Ask, Sequence[int]]]) -> Verdict:
+    """Judge answers. answered: for each, what a message calls its request, the request, and the tokens."""
     tokens = likeliest = 0
     widest, wrong = 0.0, ""
-    for number, (ask, answer) in enumerate(zip(asks, answers, strict=True), start=1):
+    for name, ask, answer in answered:
         if len(answer) != ask.max_tokens or not all(0 <= token < model.config.vocab_size for token in answer):
-            wrong = wrong or f"request {number} wants {ask.max_tokens} tokens of the vocabulary, and got {list(answer)}"
+            wrong = wrong or f"{name} wants {ask.max_tokens} tokens of the vocabulary, and got {list(answer)}"
             continue
         for place, (gap, token, best) in enumerate(gaps(model, ask, answer), start=1):
             tokens, likeliest, widest = tokens + 1, likeliest + (token == best or gap == 0), max(widest, gap)
             if gap > CLOSE:
                 wrong = wrong or (
-                    f"request {number}, token {place} is {token}, whose logit is {gap:.2f} below that of {best}; "
+                    f"{name}, token {place} is {token}, whose logit is {gap:.2f} below that of {best}; "
                     f"at most {CLOSE} is allowed"
                 )
     return Verdict(tokens, likeliest, significant(widest), wrong)

@@ -3,7 +3,7 @@
 import hashlib
 import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from random import SystemRandom
@@ -17,6 +17,7 @@ from gradus.bench.speedrun.contestants import Answers, Contestant, timed
 from gradus.bench.speedrun.log import Log, hash_of, score_of, unfit
 from gradus.bench.speedrun.oracle import Verdict
 from gradus.bench.speedrun.rules import CLASSES, REPETITIONS, SEED, VERSION
+from gradus.bench.speedrun.workload import Ask
 from gradus.bench.statistics import significant
 from gradus.doctor import machine
 from gradus.errors import ConfigError
@@ -66,12 +67,17 @@ def judged(checkpoint: Checkpoint, seed: int, warm_up: Answers, runs: Sequence[A
 
     seed: of the warm-up.
     """
-    encode, model = encoding(checkpoint), oracle.load(checkpoint)
-    pairs = list(zip(workload.warm_up(encode, seed), warm_up, strict=True))
+    encode = encoding(checkpoint)
+    answered = list(named("request {} of the warm-up", workload.warm_up(encode, seed), warm_up))
     asks = workload.asks(encode, SEED)
     for answers in runs:
-        pairs += [pair for pair in zip(asks, answers, strict=True) if pair not in pairs]
-    return oracle.judge(model, [ask for ask, _ in pairs], [answer for _, answer in pairs])
+        answered += named("request {}", asks, answers)
+    return oracle.judge(oracle.load(checkpoint), dict.fromkeys(answered))
+
+
+def named(name: str, asks: Sequence[Ask], answers: Answers) -> Iterator[tuple[str, Ask, tuple[int, ...]]]:
+    for number, (ask, answer) in enumerate(zip(asks, answers, strict=True), start=1):
+        yield name.format(number), ask, tuple(answer)
 
 
 # -- the log -----------------------------------------------------------------------------------------------------------

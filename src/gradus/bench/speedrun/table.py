@@ -13,7 +13,7 @@ from gradus.bench.speedrun.rules import CLASSES, Class
 from gradus.errors import ConfigError
 
 NAME = "speedrun"
-NONE_YET = "None yet."
+NO_ROWS = "It has no rows."
 
 
 def parts(root: Path, only: str) -> list[Part]:
@@ -37,7 +37,7 @@ def of_class(category: Class, logs: list[Log]) -> list[Part]:
     mine = sorted((log for log in logs if log.category == category.name), key=lambda log: log.score["seconds"])
     title = f"**{category.name}**: {category.title}."
     if not mine:
-        return [f"{title} {NONE_YET}"]
+        return [f"{title} {NO_ROWS}"]
     header = ["seconds", "spread", "tokens/s", "engine", "precision", "not the likeliest", "processor", "log"]
     return [title, (header, [row(log) for log in mine])]
 

@@ -36,8 +36,9 @@ def speedrun(
     ] = None,
     repetitions: Annotated[int, Option(help="Timed runs, of which the median counts.", min=3)] = 3,
     timeout: Annotated[
-        float, Option(help="With --command: the seconds that the program has for each answer.", min=0.1)
-    ] = 600.0,
+        float | None,
+        Option(help="With --command: the seconds that the program has for each answer; 600 by default.", min=0.1),
+    ] = None,
     out: Annotated[Path | None, Option("--out", "-o", help="The log; my-reports/speedrun/… by default.")] = None,
     **settings: Any,
 ) -> int:
@@ -58,13 +59,15 @@ def speedrun(
     from gradus.loading import open_checkpoint
 
     if verify:
-        if settings or command or peer or name or category or out:
+        if settings or command or peer or name or category or timeout or out:
             raise ConfigError("--verify reads logs and runs no engine: leave the other options out")
         checkpoint = open_checkpoint(MODEL)
         return max(_verify(file, checkpoint) for file in verify)
     if (command is not None) + (peer is not None) + bool(settings) > 1:
         raise ConfigError("an engine's settings, --command and --peer exclude each other: name one engine")
-    return _race(settings, command, peer, category, name, repetitions, timeout, out)
+    if timeout is not None and command is None:
+        raise ConfigError("--timeout is for --command: leave it out")
+    return _race(settings, command, peer, category, name, repetitions, timeout or 600.0, out)
 
 
 def _race(
