@@ -14,6 +14,7 @@ from gradus.bench.speedrun.contestants import EngineContestant, LlamaCppContesta
 from gradus.bench.speedrun.log import Log, hash_of, score_of, unfit
 from gradus.bench.speedrun.oracle import Verdict
 from gradus.bench.speedrun.rules import CLASSES, CLOSE, CONTEXT, MODEL, REPETITIONS, REQUESTS, SEED, VERSION
+from gradus.bench.speedrun.text import ASSISTANT, EXAMPLES, SENTENCES
 from gradus.bench.speedrun.verify import against_the_model, verify
 from gradus.bench.speedrun.workload import Ask
 from gradus.cli import main
@@ -101,10 +102,23 @@ def test_a_warm_up_shares_no_beginning_with_the_run_and_is_new_with_its_seed():
 
 
 @pytest.mark.weights
-def test_no_request_is_longer_than_the_rules_say():
-    asks = workload.asks(run.encoding(open_checkpoint(MODEL)), SEED)
+def test_the_page_counts_the_tokens_that_the_workload_has():
+    encode = run.encoding(open_checkpoint(MODEL))
+    asks = workload.asks(encode, SEED)
+    prompts, answers = sum(len(ask.prompt) for ask in asks), [ask.max_tokens for ask in asks]
     assert max(len(ask.prompt) + ask.max_tokens for ask in asks) <= CONTEXT
-    assert not LOGS or Log.read(LOGS[0]).workload == workload.digest(asks)
+    beginnings, document = [len(encode(one)) for one in (ASSISTANT, EXAMPLES)], len(encode(" ".join(SENTENCES)))
+    page = " ".join((ROOT / "docs" / "speedrun.md").read_text(encoding="utf-8").split())
+    assert f"sixteen requests, {prompts:,} tokens in and {sum(answers)} out" in page
+    assert "two shared beginnings of {} and {} tokens".format(*beginnings) in page
+    assert f"a document of {document}; four" in page
+    assert f"from {min(answers)} to {max(answers)}, and" in page
+
+
+@pytest.mark.weights
+@pytest.mark.parametrize("file", LOGS, ids=lambda file: file.stem)
+def test_the_committed_logs_are_of_this_workload(file):
+    assert Log.read(file).workload == workload.digest(workload.asks(run.encoding(open_checkpoint(MODEL)), SEED))
 
 
 # -- the judge ---------------------------------------------------------------------------------------------------------
@@ -219,7 +233,7 @@ def count(log: Log) -> int:
 
 
 def shortened(log: Log) -> Log:
-    """The log without one request, of which everything else adds up."""
+    """The log without its last request; everything else adds up."""
     runs = [one | {"hashes": one["hashes"][:-1]} for one in log.runs]
     return replace(log, runs=runs, score=score_of(runs, sum(len(log.answers[name]) for name in runs[0]["hashes"])))
 

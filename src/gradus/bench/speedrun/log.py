@@ -1,7 +1,7 @@
 """The log of a run, and what can be checked in it without a model. No torch here.
 
-The seal is a hash of everything else in the file. It is no signature: whoever edits a log can compute it again. It
-finds the slip of a hand, and the recomputations of `verify` find the rest of what can be found.
+The seal is a hash of everything else in the file. It is no signature: an edited log can be sealed again. It finds
+slips; `verify` recomputes the rest.
 """
 
 import hashlib

@@ -21,7 +21,7 @@ from gradus.models import Model
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What was found. tokens: judged. likeliest: those among them with the best logit of all. widest: the largest
+    """The judge's findings. tokens: judged. likeliest: tokens with the best logit of all. widest: the largest
     distance of a token's logit from the best. wrong: the first token beyond the bound, in a sentence; "" if there is
     none."""
 

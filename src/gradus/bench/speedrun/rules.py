@@ -28,7 +28,7 @@ class Class:
 CLASSES = {
     one.name: one
     for one in (
-        Class("cpu-2", "a CPU, of which two cores may be used", "cpu", 2),
+        Class("cpu-2", "two cores of a CPU", "cpu", 2),
         Class("gpu-1", "one GPU", "cuda", None),
     )
 }

@@ -28,7 +28,7 @@ MOST_SEED = 10**6
 
 @dataclass(frozen=True)
 class Measured:
-    """What was seen. seed: of the warm-up, new in every measurement."""
+    """A measurement. seed: of the warm-up, new every time."""
 
     loading_s: float
     seed: int
@@ -85,7 +85,7 @@ def named(name: str, asks: Sequence[Ask], answers: Answers) -> Iterator[tuple[st
 
 @dataclass(frozen=True)
 class Before:
-    """What is known before a run: the class, the machine, how busy it is. Raises ConfigError for an unfit machine."""
+    """The class, the machine, and its load averages before a run. Raises ConfigError for an unfit machine."""
 
     category: str
     machine: dict[str, Any]

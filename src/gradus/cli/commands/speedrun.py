@@ -18,7 +18,7 @@ ENGINE = (
     "phase", "impl", "device", "dtype", "quantize", "activations", "kv_dtype", "speculate", "drafts", "token_budget",
     "page_size", "threads", "switch_off",
 )  # fmt: skip
-"""The engine's settings that change its speed and not what it is asked."""
+"""The engine's settings that may change its speed."""
 
 
 @options.settings_of(only=ENGINE)
