@@ -1,6 +1,9 @@
 """The speedrun: the same work everywhere, every token judged, and logs in which a slip or a trick is found."""
 
 import json
+import subprocess
+import sys
+import time
 import zlib
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +15,7 @@ from gradus.bench.report import block
 from gradus.bench.speedrun import oracle, run, table, workload
 from gradus.bench.speedrun.contestants import EngineContestant, LlamaCppContestant
 from gradus.bench.speedrun.log import Log, hash_of, score_of, unfit
+from gradus.bench.speedrun.neighbors import Moment, share
 from gradus.bench.speedrun.oracle import Verdict
 from gradus.bench.speedrun.rules import CLASSES, CLOSE, CONTEXT, MODEL, REPETITIONS, REQUESTS, SEED, VERSION
 from gradus.bench.speedrun.text import ASSISTANT, EXAMPLES, SENTENCES
@@ -59,7 +63,8 @@ class Spoiled(EngineContestant):
 
 def logged(checkpoint: Checkpoint, contestant: EngineContestant) -> Log:
     measured = run.measure(checkpoint, contestant)
-    answers = [answers for _, answers in measured.runs]
+    measured = replace(measured, runs=[replace(one, others=0.01) for one in measured.runs])  # tests run side by side
+    answers = [one.answers for one in measured.runs]
     verdict = run.judged(checkpoint, measured.seed, measured.warm_up, answers)
     log = run.log_of(checkpoint, BEFORE, contestant, measured, verdict, ["speedrun", "--phase", "p06"])
     return replace(log, commit="0123456789ab", changed=False)  # this checkout may be in the middle of a change
@@ -146,7 +151,7 @@ def test_a_right_run_is_fit_for_the_table_and_its_file_says_the_same(log, tiny, 
 
 def test_the_final_engine_gives_the_same_tokens(log, tiny):
     measured = run.measure(tiny, EngineContestant(tiny, {"device": "cpu", "dtype": "float32"}), repetitions=1)
-    assert [hash_of(answer) for answer in measured.runs[0][1]] == log.runs[0]["hashes"]
+    assert [hash_of(answer) for answer in measured.runs[0].answers] == log.runs[0]["hashes"]
 
 
 @pytest.mark.parametrize("where", [1, 5])
@@ -202,6 +207,10 @@ EDITS = {
     "no seconds at all": (
         lambda log: replace(log, runs=[one | {"seconds": 0} for one in log.runs], score={}),
         "its runs have no time",
+    ),
+    "busy cores": (
+        lambda log: replace(log, runs=[*log.runs[:-1], log.runs[-1] | {"others": 0.4}]),
+        "other processes had 40% of the cores' time, and 10% is the most",
     ),
     "too few runs": (
         lambda log: replace(log, runs=log.runs[:2], score=score_of(log.runs[:2], count(log))),
@@ -280,6 +289,27 @@ def test_a_machine_is_of_its_class_or_a_sentence_says_why_not(category, machine,
 def test_llama_cpp_reads_gguf_files_alone(tiny):
     with pytest.raises(ContenderFailed, match=r"llama\.cpp reads a \.gguf file"):
         LlamaCppContestant(tiny)
+
+
+def test_the_time_of_other_processes_is_what_the_cores_did_beyond_our_own():
+    before = Moment(cores=100.0, own=10.0)
+    assert share(before, Moment(108.0, 16.0), seconds=5.0, cores=2) == pytest.approx(0.2)
+    assert share(before, Moment(106.0, 16.1), seconds=5.0, cores=2) == 0.0  # the two clocks tick apart
+    assert share(before, Moment(130.0, 16.0), seconds=5.0, cores=2) == 1.0
+
+
+def test_work_of_a_child_is_our_own():
+    before = Moment.now()
+    code = "import time\nwhile time.process_time() < 0.4: pass\ninput()"
+    child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE)
+    try:
+        until = time.monotonic() + 30
+        while Moment.now().own - before.own < 0.3 and time.monotonic() < until:
+            time.sleep(0.05)
+        after = Moment.now()
+    finally:
+        child.communicate(b"\n")
+    assert after.own - before.own >= 0.3 and after.cores > before.cores
 
 
 # -- the table ---------------------------------------------------------------------------------------------------------

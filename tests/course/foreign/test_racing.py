@@ -42,14 +42,14 @@ def from_the_repository(monkeypatch) -> None:
 def test_a_program_gives_the_tokens_of_our_own_engine(tiny):
     theirs = run.measure(tiny, ProgramContestant(tiny, REFERENCE, 60.0), repetitions=2)
     ours = run.measure(tiny, EngineContestant(tiny, {"phase": "p00", "device": "cpu", "dtype": "float32"}), 1)
-    assert theirs.runs[0][1] == theirs.runs[1][1] == ours.runs[0][1]
-    assert run.judged(tiny, theirs.seed, theirs.warm_up, [theirs.runs[0][1]]).wrong == ""
+    assert theirs.runs[0].answers == theirs.runs[1].answers == ours.runs[0].answers
+    assert run.judged(tiny, theirs.seed, theirs.warm_up, [theirs.runs[0].answers]).wrong == ""
 
 
 def test_the_engine_in_c_runs_the_workload(tiny, compiled):
     program = compiled((Path(__file__).with_name("engine.c")).read_text(encoding="utf-8"))
     measured = run.measure(tiny, ProgramContestant(tiny, str(program), 60.0), repetitions=1)
-    assert run.judged(tiny, measured.seed, measured.warm_up, [measured.runs[0][1]]).wrong == ""
+    assert run.judged(tiny, measured.seed, measured.warm_up, [measured.runs[0].answers]).wrong == ""
 
 
 @pytest.mark.parametrize(

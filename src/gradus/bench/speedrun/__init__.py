@@ -7,6 +7,7 @@ Read in this order:
     workload.py     the requests, from a seed
     oracle.py       the judge: the model in float32, over every answer
     log.py          what a run leaves: the log, its seal, and what can be checked without a model
+    neighbors.py    how busy other processes were
     contestants.py  engines that run the workload: ours, yours, and a peer
     weights.py      the model as a folder, for a program in another language
     run.py          a whole measurement: load, warm up, time, judge

@@ -1,6 +1,5 @@
 """Engines that run the workload, each behind the same three functions."""
 
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -126,10 +125,3 @@ class LlamaCppContestant:
     def close(self) -> None:
         if self.decoder is not None:
             self.decoder.close()
-
-
-def timed(contestant: Contestant, asks: Sequence[Ask]) -> tuple[float, Answers]:
-    """Seconds from the first request's submission to the last token, and the tokens."""
-    start = time.perf_counter()
-    answers = contestant.run(asks)
-    return time.perf_counter() - start, answers

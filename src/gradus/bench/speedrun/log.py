@@ -13,7 +13,7 @@ from statistics import median
 from typing import Any, Self
 
 from gradus.bench.record.results import laid_out
-from gradus.bench.speedrun.rules import CLASSES, REPETITIONS, VERSION, Class
+from gradus.bench.speedrun.rules import CLASSES, MOST_OTHERS, REPETITIONS, VERSION, Class
 from gradus.bench.statistics import significant
 from gradus.errors import ConfigError
 
@@ -27,7 +27,8 @@ class Log:
     are not in the repository.
     commit: of the repository; changed: whether files of src/ or phases/ differed from it.
     load: the machine's load averages before, over 1, 5 and 15 minutes; [] where the system has none.
-    warm_up: its seed, and the hashes of its answers. runs: of each repetition the seconds, and a hash per request.
+    warm_up: its seed, and the hashes of its answers. runs: of each repetition the seconds, the share of the cores' time
+    that other processes had, and a hash per request.
     answers: the tokens by their hash. verdict: as in oracle.py. score: as `score_of` computes it.
     """
 
@@ -82,6 +83,8 @@ class Log:
         yield from self._wrong_hashes()
         if any(run["seconds"] <= 0 for run in self.runs):
             yield "its runs have no time"
+        if (busy := self.others) > MOST_OTHERS:
+            yield f"other processes had {busy:.0%} of the cores' time, and {MOST_OTHERS:.0%} is the most: end them"
         if self.score != score_of(self.runs, self._tokens()):
             yield f"its score is {self.score}, and its runs make {score_of(self.runs, self._tokens())}"
         if wrong := {name: self.verdict[name] for name in ("tokens", "likeliest", "widest", "wrong")}["wrong"]:
@@ -95,6 +98,11 @@ class Log:
             if lost := [name for name in hashes if name not in self.answers]:
                 where = f"repetition {number}" if number else "the warm-up"
                 yield f"{where} names an answer {lost[0]} that is not in the log"
+
+    @property
+    def others(self) -> float:
+        """The share of the cores' time that other processes had, in the repetition where it was largest."""
+        return max((float(run["others"]) for run in self.runs), default=0.0)
 
     def _tokens(self) -> int:
         return sum(len(self.answers.get(name, ())) for name in self.runs[0]["hashes"]) if self.runs else 0

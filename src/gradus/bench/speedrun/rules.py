@@ -11,6 +11,8 @@ CONTEXT = 512
 """No prompt and answer are longer together, and an engine may rely on it."""
 REPETITIONS = 3
 """The fewest; the score is the median."""
+MOST_OTHERS = 0.1
+"""The largest share of the cores' time that other processes may have in a repetition."""
 CLOSE = 0.25
 """A token is exact if its logit is at most this far below the best one: see oracle.py."""
 

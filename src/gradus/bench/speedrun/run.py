@@ -13,17 +13,36 @@ from typing import Any
 from gradus.bench.measure import gpu
 from gradus.bench.measure.fingerprint import commit, versions
 from gradus.bench.speedrun import oracle, workload
-from gradus.bench.speedrun.contestants import Answers, Contestant, timed
+from gradus.bench.speedrun.contestants import Answers, Contestant
 from gradus.bench.speedrun.log import Log, hash_of, score_of, unfit
+from gradus.bench.speedrun.neighbors import Moment, share
 from gradus.bench.speedrun.oracle import Verdict
 from gradus.bench.speedrun.rules import CLASSES, REPETITIONS, SEED, VERSION
 from gradus.bench.speedrun.workload import Ask
 from gradus.bench.statistics import significant
+from gradus.device.threads import usable_cores
 from gradus.doctor import machine
 from gradus.errors import ConfigError
 from gradus.loading import Checkpoint
 
 MOST_SEED = 10**6
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A repetition. seconds: from the first request's submission to the last token. others: as in neighbors.py."""
+
+    seconds: float
+    others: float
+    answers: Answers
+
+    @property
+    def record(self) -> dict[str, Any]:
+        return {
+            "seconds": significant(self.seconds, 5),
+            "others": round(self.others, 3),
+            "hashes": [hash_of(answer) for answer in self.answers],
+        }
 
 
 @dataclass(frozen=True)
@@ -33,14 +52,14 @@ class Measured:
     loading_s: float
     seed: int
     warm_up: Answers
-    runs: list[tuple[float, Answers]]
+    runs: list[Timed]
 
 
 def measure(checkpoint: Checkpoint, contestant: Contestant, repetitions: int = REPETITIONS) -> Measured:
     """Time the contestant. Raises ContenderFailed if it fails, ConfigError if the checkpoint has no tokenizer."""
     encode, seed = encoding(checkpoint), SystemRandom().randrange(MOST_SEED)
     asks, first = workload.asks(encode, SEED), workload.warm_up(encode, seed)
-    runs: list[tuple[float, Answers]] = []
+    runs: list[Timed] = []
     warm_up: Answers = []
     start = perf_counter()
     try:
@@ -53,6 +72,13 @@ def measure(checkpoint: Checkpoint, contestant: Contestant, repetitions: int = R
     finally:
         contestant.close()
     return Measured(loading_s, seed, warm_up, runs)
+
+
+def timed(contestant: Contestant, asks: Sequence[Ask]) -> Timed:
+    before, start = Moment.now(), perf_counter()
+    answers = contestant.run(asks)
+    seconds = perf_counter() - start
+    return Timed(seconds, share(before, Moment.now(), seconds, usable_cores()), answers)
 
 
 def encoding(checkpoint: Checkpoint) -> workload.Encode:
@@ -133,11 +159,8 @@ def log_of(
 ) -> Log:
     """Write down what was measured and judged. words: of the command, after `gradus`."""
     answers = {hash_of(answer): answer for answer in measured.warm_up}
-    answers |= {hash_of(answer): answer for _, found in measured.runs for answer in found}
-    runs = [
-        {"seconds": significant(seconds, 5), "hashes": [hash_of(answer) for answer in found]}
-        for seconds, found in measured.runs
-    ]
+    answers |= {hash_of(answer): answer for one in measured.runs for answer in one.answers}
+    runs = [one.record for one in measured.runs]
     stamp = commit()
     return Log(
         rules=VERSION,
@@ -157,7 +180,7 @@ def log_of(
         runs=runs,
         answers=answers,
         verdict=asdict(verdict),
-        score=score_of(runs, sum(len(answer) for answer in measured.runs[0][1])),
+        score=score_of(runs, sum(len(answer) for answer in measured.runs[0].answers)),
     )
 
 

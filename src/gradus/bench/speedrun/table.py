@@ -38,7 +38,7 @@ def of_class(category: Class, logs: list[Log]) -> list[Part]:
     title = f"**{category.name}**: {category.title}."
     if not mine:
         return [f"{title} {NO_ROWS}"]
-    header = ["seconds", "spread", "tokens/s", "engine", "precision", "not the likeliest", "processor", "log"]
+    header = ["seconds", "spread", "tokens/s", "engine", "precision", "not the likeliest", "others", "processor", "log"]
     return [title, (header, [row(log) for log in mine])]
 
 
@@ -53,6 +53,7 @@ def row(log: Log) -> list[str]:
         log.engine["name"],
         log.engine.get("precision", "its own"),
         f"{apart} of {verdict['tokens']}" + (f", by {shown(verdict['widest'])}" if apart else ""),
+        f"{log.others:.0%}".replace("%", " %"),
         device,
         f"{log.commit[:8]}, {log.date}",
     ]

@@ -98,7 +98,7 @@ def _race(
         terminal.print_mistake(f"{contestant.name}: {failure}")
         return 1
     with working("every token is judged"):
-        verdict = run.judged(checkpoint, measured.seed, measured.warm_up, [answers for _, answers in measured.runs])
+        verdict = run.judged(checkpoint, measured.seed, measured.warm_up, [one.answers for one in measured.runs])
     if name is not None:
         contestant.name = name
     log = run.log_of(checkpoint, before, contestant, measured, verdict, sys.argv[1:])
