@@ -38,7 +38,7 @@ def of_class(category: Class, logs: list[Log]) -> list[Part]:
     title = f"**{category.name}**: {category.title}."
     if not mine:
         return [f"{title} {NO_ROWS}"]
-    header = ["seconds", "spread", "tokens/s", "engine", "precision", "not the likeliest", "others", "processor", "log"]
+    header = ["seconds (spread)", "tokens/s", "engine", "precision", "not the likeliest", "others", "processor", "log"]
     return [title, (header, [row(log) for log in mine])]
 
 
@@ -47,8 +47,7 @@ def row(log: Log) -> list[str]:
     apart = verdict["tokens"] - verdict["likeliest"]
     device = log.machine.get("gpu") or log.machine["processor"]
     return [
-        shown(score["seconds"]),
-        f"{shown(score['fastest'])} to {shown(score['slowest'])}",
+        f"{shown(score['seconds'])} ({shown(score['fastest'])} to {shown(score['slowest'])})",
         shown(score["tokens_per_s"]),
         log.engine["name"],
         log.engine.get("precision", "its own"),
