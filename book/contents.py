@@ -19,7 +19,7 @@ OPEN_TASKS = "docs/open-tasks"
 
 DOCS = (
     *("install", "commands", "models", "serving", "operations", "load", "deploy", "clients", "agents", "tools"),
-    *("protocol", "architecture", "parts", "results", "comparisons", "measuring", "glossary"),
+    *("protocol", "architecture", "parts", "results", "comparisons", "measuring", "speedrun", "glossary"),
 )
 """In the order of reading. Other pages of docs/ follow them, then those of docs/design/."""
 PROJECT = ("CONTRIBUTING", "SECURITY", "CHANGELOG")

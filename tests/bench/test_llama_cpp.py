@@ -14,7 +14,7 @@ from gradus.bench import __main__ as plain
 from gradus.bench import registry
 from gradus.bench.contenders import llama_cpp
 from gradus.bench.contenders.gguf_files import GGUFFiles
-from gradus.bench.contenders.llama_cpp import Decoder, LlamaCpp, _Sequence
+from gradus.bench.contenders.llama_cpp import Decoder, LlamaCpp, Reading
 from gradus.bench.contenders.workbench import Room, Workbench
 from gradus.bench.declare.declaration import LLAMA_CPP
 from gradus.bench.declare.suites import CPU_DECODE
@@ -149,7 +149,7 @@ def built(bench: Workbench, room: Room, contender: str = LLAMA_CPP) -> Iterator[
         peer.close()
 
 
-def finish(decoder: Decoder, sequences: dict[int, _Sequence], count: int) -> dict[int, list[int]]:
+def finish(decoder: Decoder, sequences: dict[int, Reading], count: int) -> dict[int, list[int]]:
     """`count` tokens after each prompt."""
     said: dict[int, list[int]] = {number: [] for number in sequences}
     while any(len(tokens) < count for tokens in said.values()):
@@ -173,7 +173,7 @@ def alone(prompt: list[int], count: int) -> list[int]:
 def test_sequences_in_one_batch_get_the_tokens_that_each_gets_alone(bench, llama):
     decoder = Decoder(bench.gguf.path(None), 3, 256, VOCABULARY)
     prompts = {0: [5, 6, 7], 1: list(range(40)), 2: [9]}
-    said = finish(decoder, {number: _Sequence(number, list(prompt)) for number, prompt in prompts.items()}, 4)
+    said = finish(decoder, {number: Reading(number, list(prompt)) for number, prompt in prompts.items()}, 4)
     assert said == {number: alone(prompt, 4) for number, prompt in prompts.items()}
     assert llama.steps == [{2: 1, 0: 3, 1: 40}, *[{0: 1, 1: 1, 2: 1}] * 3]
 
@@ -182,7 +182,7 @@ def test_a_prompt_that_is_longer_than_a_step_is_read_in_pieces(bench, llama, mon
     monkeypatch.setattr(llama_cpp, "LARGEST_STEP", 32)
     decoder = Decoder(bench.gguf.path(None), 2, 256, VOCABULARY)
     prompts = {0: [3, 1], 1: [token % 300 for token in range(100)]}
-    said = finish(decoder, {number: _Sequence(number, list(prompt)) for number, prompt in prompts.items()}, 6)
+    said = finish(decoder, {number: Reading(number, list(prompt)) for number, prompt in prompts.items()}, 6)
     assert said == {number: alone(prompt, 6) for number, prompt in prompts.items()}
     assert llama.steps[:5] == [{0: 2, 1: 30}, {0: 1, 1: 31}, {0: 1, 1: 31}, {0: 1, 1: 8}, {0: 1, 1: 1}]
 
@@ -306,7 +306,7 @@ def test_llama_cpp_computes_what_we_compute(family):
     files = GGUFFiles(Checkpoint(family, None, config, None, None, None, 0), model)
     decoder = Decoder(files.path(None), 2, 256, config.vocab_size)
     prompts = {0: [3, 141, 59, 26, 53], 1: [7] * 40}
-    running = {number: _Sequence(number, list(prompt)) for number, prompt in prompts.items()}
+    running = {number: Reading(number, list(prompt)) for number, prompt in prompts.items()}
     for _ in range(3):
         drawn = decoder.step(running)
         logits = np.ctypeslib.as_array(

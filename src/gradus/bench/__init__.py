@@ -11,6 +11,7 @@ Read in this order. Each room imports only rooms above it:
     contenders/      the engines that are compared: ours, yours, and peers
     studies/         comparisons with their own tables: vLLM, quality, sampling, speculation, the scheduler
     sizing/          what a model needs and reaches on a card, next to what was measured
+    speedrun/        one fixed workload with every token judged, and logs that check themselves
     registry.py      every benchmark by its name; how a contender is predicted, and its title
     report.py        report.md, and the tables in the lessons
     run/             a whole benchmark, cell by cell; one engine in its own process; a profile

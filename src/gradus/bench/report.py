@@ -24,6 +24,7 @@ from gradus.bench.record.plots import Picture, Series
 from gradus.bench.record.prose import account, facts, fill, lookup, predicted, speedup, times_floor
 from gradus.bench.record.results import Cell, Entry, Results, Run, figure_name
 from gradus.bench.record.study import Part, Study, gradus_bench
+from gradus.bench.speedrun import table as speedrun
 from gradus.bench.studies import beside, quality_report, sampling_report, scheduling, speculation_report
 from gradus.errors import ConfigError
 
@@ -386,6 +387,8 @@ def block(wanted: str, root: Path, page: Path) -> str:
     if wanted in scripts.SCRIPTS:
         written = scripts.parts(wanted, root.parent / "benchmarks", page)
         return f"\n{render_parts(written)}\n" if written else NOT_YET.format(command=scripts.command(wanted))
+    if name == speedrun.NAME:
+        return f"\n{render_parts(speedrun.parts(root, only))}\n"
     if chart and (study := STUDIES.get(name)) is not None:
         return _chart_of_study(study, only, root, page)
     if name not in registry.reported():

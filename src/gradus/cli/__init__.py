@@ -39,6 +39,7 @@ from gradus.cli.commands import (
     models,
     museum,
     serve,
+    speedrun,
     xray,
 )
 from gradus.cli.commands.clients import batch, load
@@ -66,6 +67,7 @@ FIRST = {
     "load": layered(
         "requests", "prompt_tokens", "max_tokens", "request_rate", "max_concurrency", "base_url", "goodput", "find_rate"
     ),
+    "speedrun": layered("phase", "impl", "command", "peer", "verify", "name", "device"),
     "serve": layered("models", *_MODEL[1:], "context_length", "max_sequences", "host", "port", "config", "dry_run"),
 }
 """Commands with more options than a first call needs, and the options that `--help` shows first."""
@@ -93,6 +95,7 @@ for command, panel in (
     (bench.bench, "Measure"),
     (bench.report, "Measure"),
     (bench.profile, "Measure"),
+    (speedrun.speedrun, "Measure"),
     (course.phases, "Look around"),
     (health.doctor, "Look around"),
 ):

@@ -46,8 +46,8 @@ def _silence(llama: Any) -> Any:
 
 
 @dataclass
-class _Sequence:
-    """index: of its arrival. pending: tokens not read yet. stored: the number of tokens read."""
+class Reading:
+    """A sequence under way. index: of its arrival. pending: tokens not read yet. stored: the number of tokens read."""
 
     index: int
     pending: list[int]
@@ -75,7 +75,7 @@ class Decoder:
         )
         np.ctypeslib.as_array(self.batch.n_seq_id, (self.step_size,))[:] = 1  # each token is of one sequence
 
-    def step(self, running: Mapping[int, _Sequence]) -> dict[int, int]:
+    def step(self, running: Mapping[int, Reading]) -> dict[int, int]:
         """Read pending tokens, decodes first, up to a step's size.
 
         running: by llama.cpp's sequence number. Returns the likeliest next token of each fully read sequence.
@@ -178,7 +178,7 @@ class LlamaCpp:
             raise ContenderFailed("conversations are not driven through llama.cpp")
         self.decoder.forget()
         waiting = deque(sorted(range(len(arrivals)), key=lambda index: arrivals[index].at))
-        running: dict[int, _Sequence] = {}
+        running: dict[int, Reading] = {}
         times: list[list[float]] = [[] for _ in arrivals]
         steps, start = 0, time.perf_counter()
         while waiting or running:
@@ -186,7 +186,7 @@ class LlamaCpp:
             while waiting and len(running) < self.batch and arrivals[waiting[0]].at <= now:
                 index = waiting.popleft()
                 number = min(set(range(self.batch)) - running.keys())
-                running[number] = _Sequence(index, list(arrivals[index].prompt))
+                running[number] = Reading(index, list(arrivals[index].prompt))
             if not running:
                 time.sleep(max(0.0, arrivals[waiting[0]].at - now))
                 continue

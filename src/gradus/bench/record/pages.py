@@ -11,6 +11,7 @@ A pair of comments encloses a table, which a report replaces:
     <!-- results:begin speculation/chart -->  a study's first chart
     <!-- results:begin speculation/open/chart -->  another, by its name
     <!-- results:begin agents -->           a script's results (`scripts`)
+    <!-- results:begin speedrun/cpu-2 -->    a class of the speedrun, from the logs in reports/speedrun
     <!-- results:end -->
 
 A number in a page's own sentences is followed by its field (`prose`), and is replaced as well:

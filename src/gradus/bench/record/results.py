@@ -177,18 +177,19 @@ def _locked(folder: Path) -> Iterator[None]:
 
 def dumps(results: Results) -> str:
     """JSON that is small and can be compared line by line: everything that fits on one line is on one."""
-    return _laid_out(_plain(results), "") + "\n"
+    return laid_out(_plain(results), "") + "\n"
 
 
-def _laid_out(value: Any, indent: str) -> str:
+def laid_out(value: Any, indent: str) -> str:
+    """JSON whose lists and objects take one line each where they fit on one."""
     line = json.dumps(value, ensure_ascii=False)
     if not isinstance(value, dict | list) or len(indent) + len(line) <= _LINE:
         return line
     inner = indent + " "
     if isinstance(value, dict):
-        items = [f"{json.dumps(key)}: {_laid_out(item, inner)}" for key, item in value.items()]
+        items = [f"{json.dumps(key)}: {laid_out(item, inner)}" for key, item in value.items()]
         return "{\n" + ",\n".join(inner + item for item in items) + f"\n{indent}}}"
-    return "[\n" + ",\n".join(inner + _laid_out(item, inner) for item in value) + f"\n{indent}]"
+    return "[\n" + ",\n".join(inner + laid_out(item, inner) for item in value) + f"\n{indent}]"
 
 
 _LINE = 700  # a sample is one line

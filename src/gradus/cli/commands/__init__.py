@@ -9,5 +9,6 @@ Read in this order:
     exercises.py    follow the course: exercise, check, solution, progress, diff, show, flat
     xray.py, demo.py, museum.py                the same: xray, demo, museum
     bench.py        measure: bench, report, profile
+    speedrun.py     the same: speedrun
     course.py, health.py                       look around: phases, doctor
 """

@@ -12,4 +12,5 @@ Read in this order:
     claims/        what each phase promises
     judge.py       the verdict on a program
     record.py      what programs have reached, for `gradus progress`
+    racing.py      a program as a contestant of the speedrun
 """
