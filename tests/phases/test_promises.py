@@ -89,6 +89,16 @@ def test_the_cache_refuses_what_it_has_no_room_for_and_stays_as_it_was(phase):
     cache.check()
 
 
+@since("p01")
+def test_a_sequence_that_was_refused_leaves_the_cache_to_the_next_one(phase):
+    cache = cache_of(phase)
+    most = LIMITS.context_length * (2 if phase in reached("p04") else 1)
+    assert not cache.reserve("a", most + 1), "beyond the capacity, reserve must say False"
+    assert cache.reserve("b", 5), "a was refused, so b finds an empty cache: reserve must say True; yours says False"
+    assert cache.stored("b") == 5, f"b reserved 5 positions; yours says {cache.stored('b')}"
+    cache.check()
+
+
 @of("p01")
 def test_a_second_sequence_gets_no_room_until_the_first_is_released(phase):
     cache = cache_of(phase)
