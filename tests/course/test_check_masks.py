@@ -91,7 +91,7 @@ WRONG = {
         "matcher.py",
         "        if not text and token not in self.stops:\n            return None\n",
         "",
-        "a token that may not come is refused",
+        "after the tokens (), 11 may not come: ValueError; yours takes it",
     ),
     "the mask forgets the stops": (
         "matcher.py",
@@ -103,7 +103,7 @@ WRONG = {
         "matcher.py",
         '        if state is None:\n            raise ValueError(f"token {token} may not come next")\n',
         "",
-        "a token that may not come is refused",
+        "after the tokens (), 9 may not come: ValueError; yours takes it",
     ),
     "nothing taken back is everything": (
         "matcher.py",

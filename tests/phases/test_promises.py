@@ -83,7 +83,7 @@ def test_the_cache_counts_what_was_reserved(phase):
 def test_the_cache_refuses_what_it_has_no_room_for_and_stays_as_it_was(phase):
     cache = cache_of(phase)
     most = LIMITS.context_length * (2 if phase in reached("p04") else 1)  # of pages, one sequence may take all
-    assert cache.reserve("a", most), f"there is room for a sequence of {most} positions"
+    assert cache.reserve("a", most), f"there is room for a sequence of {most} positions, and reserve says False"
     assert not cache.reserve("a", most + 1), "beyond the capacity, reserve must say False"
     assert cache.stored("a") == most, "a refusal leaves what is stored as it was"
     cache.check()
