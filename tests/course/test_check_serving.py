@@ -57,7 +57,7 @@ WRONG = {
         "pass",
         "must be escaped",
     ),
-    "NaN is sent": ("events.py", ", allow_nan=False", "", "NaN is no JSON, so encode raises ValueError; yours returns {"),
+    "NaN is sent": ("events.py", ", allow_nan=False", "", "NaN is no JSON, so encode raises ValueError; yours returns"),
     "each token is searched by itself": (
         "text.py",
         "text = self.held + self.decoder.decode(added)",
