@@ -229,13 +229,13 @@ WRONG = {
         "kv.py",
         "scale = x.float().abs().amax(dim=-1).clamp(min=TINY) / 127",
         "scale = x.float().abs().amax(dim=(1, 2)).clamp(min=TINY)[:, None].expand(x.shape[:2]) / 127",
-        "scales [[1, 0.00394], [2, …]]",
+        "divided by 127: 1 and 0.00394; of (254, 2): 2; yours",
     ),
     "the scale is the whole cache's": (
         "kv.py",
         "scale = x.float().abs().amax(dim=-1).clamp(min=TINY) / 127",
         "scale = x.float().abs().amax().clamp(min=TINY).expand(x.shape[:2]) / 127",
-        "scales [[1, 0.00394], [2, …]]",
+        "divided by 127: 1 and 0.00394; of (254, 2): 2; yours",
     ),
     "a key's scale is forgotten": (
         "kv.py",
