@@ -20,15 +20,20 @@ WRONG = {
         "norm.py",
         "x = tl.load(x_ptr + here, mask=inside, other=0.0).to(tl.float32)",
         "x = tl.load(x_ptr + here, mask=inside, other=1.0).to(tl.float32)",
-        "y is off by",
+        "y, 3 random rows of width 80: at [",
     ),
     "the block is taken for the row": (
         "norm.py",
         "tl.sum(x * x, 0) / D + eps",
         "tl.sum(x * x, 0) / BLOCK + eps",
-        "y is off by",
+        "y, 3 random rows of width 80: at [",
     ),
-    "the sum is forgotten": ("norm.py", STORED, "", "x, which is to be x + delta afterwards, is off by"),
+    "the sum is forgotten": (
+        "norm.py",
+        STORED,
+        "",
+        "x, which is to be x + delta afterwards, 3 random rows of width 80: at [",
+    ),
     "the sum is normalized before it is rounded": (
         "norm.py",
         "x = (x + delta).to(x_ptr.dtype.element_ty)",
@@ -51,7 +56,7 @@ WRONG = {
         "paged_attention.py",
         "total = total * shrink + tl.sum(weight, 1)",
         "total = total + tl.sum(weight, 1)",
-        "off by",
+        "decodes: at [",
     ),
     "a row that has seen nothing": (
         "paged_attention.py",
@@ -100,7 +105,7 @@ WRONG = {
         "splits.py",
         "    return tl.sum(seen * shrink[:, None], 0) / tl.where(total == 0.0, 1.0, total)",
         "    return tl.sum(seen / total, 0)",
-        "halves: off by",
+        "12 keys, halves, against the softmax over all keys: at [",
     ),
     "each part is divided before they are added": (
         "splits.py",

@@ -67,7 +67,7 @@ WRONG = {
         "masks.py",
         "        if state not in self.kept:\n",
         "        if True:\n",
-        "a state's mask is kept: asked for it again, yours looks",
+        "every state's mask is kept: asked for those of 0, 1, 0, yours looks",
     ),
     "the kept mask is handed out": (
         "masks.py",
