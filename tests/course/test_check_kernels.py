@@ -111,13 +111,13 @@ WRONG = {
         "splits.py",
         "    total = tl.sum(total * shrink, 0)\n",
         "    seen = seen / tl.where(total == 0.0, 1.0, total)[:, None]\n    total = tl.sum(shrink, 0)\n",
-        "from the softmax over all keys",
+        "against the softmax over all keys",
     ),
     "sums are added without a common peak": (
         "splits.py",
         'shrink = tl.exp(peak - tl.where(highest == float("-inf"), 0.0, highest))  # -inf - -inf would be NaN',
         'shrink = tl.where(peak == float("-inf"), 0.0, 1.0)',
-        "from the softmax over all keys",
+        "against the softmax over all keys",
     ),
     "no part has a key": (
         "splits.py",
@@ -130,6 +130,24 @@ WRONG = {
         "tl.where(total == 0.0, 1.0, total)",
         "total",
         "no part has a key",
+    ),
+    "no eps": (
+        "norm.py",
+        "/ D + eps)",
+        "/ D)",
+        "the row [1, 1, 1, 1] with eps 3: 1 / √(1 + 3) is 0.5; yours: [1.0",
+    ),
+    "a part starts behind the end": (
+        "splits.py",
+        "    start = part * blocks // PARTS * KEYS\n    stop = (part + 1) * blocks // PARTS * KEYS\n",
+        "    start = part * tl.cdiv(blocks, PARTS) * KEYS\n    stop = start + tl.cdiv(blocks, PARTS) * KEYS\n",
+        "start and stop of a part without keys are equal; yours: [(",
+    ),
+    "keys are counted, not weighed": (
+        "paged_attention.py",
+        "tl.sum(weight, 1)",
+        'tl.sum((score > float("-inf")).to(tl.float32), 1)',
+        "decodes: at [",
     ),
 }
 

@@ -128,6 +128,24 @@ WRONG = {
         "        self.storage.store(layer, self.new_rows, k, v)\n",
         "the output parts from the right one",
     ),
+    "pages for the new positions alone": (
+        "cache.py",
+        MISSING,
+        "return self.pages_for(max(0, end - self.stored(id)))",
+        "positions 0 to 2 need pages of 4: 1; yours has 2",
+    ),
+    "new pages are put in front": (
+        "cache.py",
+        "self.block_tables.setdefault(id, []).extend(self.take(self.missing(id, end)))",
+        "self.block_tables[id] = self.take(self.missing(id, end)) + self.block_tables.get(id, [])",
+        "positions 0 to 3 stay on pages [1], in front; with 9 positions your table is",
+    ),
+    "the block table is replaced": (
+        "cache.py",
+        "self.block_tables.setdefault(id, []).extend(self.take(self.missing(id, end)))",
+        "self.block_tables[id] = self.take(self.missing(id, end))",
+        "the tables have {} (page: times), the pool counts {1: 1}",
+    ),
 }
 
 

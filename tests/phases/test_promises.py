@@ -141,6 +141,19 @@ def test_sequences_that_run_together_get_the_tokens_they_get_alone(phase):
         assert tokens == alone, f"of three requests the {request.id} one: {parting(request.prompt, tokens, alone)}"
 
 
+@since("p02")
+def test_the_first_sequence_of_a_batch_may_be_its_shortest(phase):
+    requests = [ask("short", [3, 4]), ask("long", [5, 6, 7, 8, 9, 10])]
+    together = run(engine_of(phase), requests)
+    for request in requests:
+        alone = run(engine_of("p00"), [request])[request.id, 0].tokens
+        tokens = together[request.id, 0].tokens
+        assert tokens == alone, (
+            f"a short request in slot 0, a long one in slot 1, of them the {request.id} one: "
+            f"{parting(request.prompt, tokens, alone)}"
+        )
+
+
 @of("p02", "p03")
 def test_nothing_that_lay_in_a_slot_before_changes_a_token(phase):
     """The slot holds what a sequence before would leave there, but larger."""
@@ -164,6 +177,13 @@ def test_a_waiting_sequence_starts_in_the_step_after_one_ends(phase):
     engine = engine_of(phase, ask("a", max_tokens=1), ask("b", max_tokens=4), ask("c", max_tokens=2))
     ran = ["".join(sorted(step.names)) for step in steps(engine)]
     assert ran == ["ab", "bc", "bc", "b"], f"c takes a's place while b runs on; yours ran {ran}"
+
+
+@since("p03")
+def test_a_single_free_slot_is_given_away_at_once(phase):
+    requests = [ask("a", max_tokens=1), ask("b"), ask("c"), ask("d", max_tokens=1)]
+    ran = ["".join(sorted(step.names)) for step in steps(engine_of(phase, *requests, max_sequences=3))]
+    assert ran == ["abc", "bcd", "bc", "bc"], f"d takes a's place while b and c run on; yours ran {ran}"
 
 
 @since("p03")

@@ -44,6 +44,20 @@ def test_a_sequence_holds_a_page_for_every_four_positions_that_it_has_begun(phas
 
 @since("p04")
 @about("cache")
+def test_new_pages_come_behind_those_that_a_sequence_has(phase):
+    cache, before = cache_of(phase, pages=8), ()
+    for end in (4, 9, 17):
+        cache.reserve("a", end)
+        (table,) = cache.tables("a")
+        assert table[: len(before)] == before, (
+            f"positions 0 to {4 * len(before) - 1} stay on pages {list(before)}, in front; with {end} positions your "
+            f"table is {list(table)}"
+        )
+        before = table
+
+
+@since("p04")
+@about("cache")
 def test_a_sequence_that_is_refused_stays_as_it_was_and_takes_nothing(phase):
     cache = cache_of(phase, pages=4)
     cache.reserve("a", 9)
