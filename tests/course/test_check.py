@@ -231,6 +231,18 @@ WRONG = {
         "self.owner, self.length = id, self.length + end",
         "the prompt once, then one token per step",
     ),
+    "p03: newcomers are let in by halves": (
+        "p03",
+        "range(min(len(self.free_slots), len(self.waiting)))",
+        "range(min(len(self.free_slots), len(self.waiting)) if len(self.free_slots) >= len(self.running) else 0)",
+        "d takes a's place while b and c run on; yours ran",
+    ),
+    "p02: the first sequence is the longest": (
+        "p02",
+        "self.length = max(batch.lengths)",
+        "self.length = batch.lengths[0]",
+        "a short request in slot 0, a long one in slot 1, of them the",
+    ),
 }
 
 

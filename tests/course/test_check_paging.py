@@ -146,6 +146,31 @@ WRONG = {
         "self.block_tables[id] = self.take(self.missing(id, end))",
         "the tables have {} (page: times), the pool counts {1: 1}",
     ),
+    "one sequence gives way, and that is taken to be enough": (
+        "scheduler.py",
+        "        while not self.cache.has_room(sequence.id, self.end_of_span(sequence)):\n",
+        "        if not self.cache.has_room(sequence.id, self.end_of_span(sequence)):\n",
+        "c gives way and then b: (True, ['a']); yours: (True, ['a', 'b'])",
+    ),
+    "a newcomer leaves a page for itself": (
+        "scheduler.py",
+        "spare=len(self.running)",
+        "spare=len(self.running) + 1",
+        "none runs that could need one, so a starts; yours waits",
+    ),
+    "a refused newcomer has a table": (
+        "cache.py",
+        "        if not self.has_room(id, end):\n            return False\n        self.block",
+        "        self.block_tables.setdefault(id, [])\n        if not self.has_room(id, end):\n"
+        "            return False\n        self.block",
+        "no sequence has a table, {}; yours: {'a': []}",
+    ),
+    "a sequence that was never seen has a table": (
+        "cache.py",
+        "self.block_tables.pop(id, [])",
+        "self.block_tables.pop(id)",
+        "b has no page, so its release changes nothing; yours raises KeyError: 'b'",
+    ),
 }
 
 

@@ -125,9 +125,7 @@ def test_what_is_left_is_a_span_like_any_other(phase):
     span, result = verified([5, 6, 7], (5, 9, 7, 1))
     assert (span.start, span.slot) == (10, 0), "the span begins where it began"
     assert span.logits == 1, f"without its drafts the span is sampled from once, at its end; yours has {span.logits}"
-    same = result.logprobs == Logprobs(
-        (b"\0", b"\1")
-    )  # apart: a failing assert would show them, and they are no floats
+    same = result.logprobs == Logprobs((b"\0", b"\1"))  # apart, since these have no repr: they are no floats
     assert same, f"a log-probability for each token that is kept, in their order: 2; yours keeps {len(result.logprobs)}"
 
 
