@@ -198,6 +198,51 @@ WRONG = {
         "admissions = [] if self.running else self.admit()",
         "c takes a's place while b runs on",
     ),
+    "p00: an idle engine has an empty plan": (
+        "p00",
+        "        if not self.running:\n            return None\n        return",
+        "        return",
+        "no sequence runs or waits, so schedule returns None; yours returns Plan(",
+    ),
+    "p00: a sequence is started in one step and run in the next": (
+        "p00",
+        "        if not self.running:\n            return None\n        return",
+        "        if not self.running:\n            return None\n        if admissions:\n"
+        "            return Plan([], admissions)\n        return",
+        "one sequence runs at a time, and this plan has 0 spans",
+    ),
+    "p01: a refused sequence owns the cache": (
+        "p01",
+        "        if self.owner not in (None, id) or end > self.capacity:\n            return False\n"
+        "        self.owner, self.length = id, end\n",
+        "        if self.owner not in (None, id):\n            return False\n        self.owner = id\n"
+        "        if end > self.capacity:\n            return False\n        self.length = end\n",
+        "a was refused, so b finds an empty cache: reserve must say True; yours says False",
+    ),
+    "p01: the last position is never used": (
+        "p01",
+        "end > self.capacity",
+        "end >= self.capacity",
+        "there is room for a sequence of 512 positions, and reserve says False",
+    ),
+    "p01: an end is taken for a number of positions": (
+        "p01",
+        "self.owner, self.length = id, end",
+        "self.owner, self.length = id, self.length + end",
+        "the prompt once, then one token per step",
+    ),
+    "p03: newcomers are let in by halves": (
+        "p03",
+        "range(min(len(self.free_slots), len(self.waiting)))",
+        "range(min(len(self.free_slots), len(self.waiting)) if len(self.free_slots) >= len(self.running) else 0)",
+        "d takes a's place while b and c run on; yours ran",
+    ),
+    "p02: the first sequence is the longest": (
+        "p02",
+        "self.length = max(batch.lengths)",
+        "self.length = batch.lengths[0]",
+        "a short request in slot 0, a long one in slot 1, of them the",
+    ),
 }
 
 

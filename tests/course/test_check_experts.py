@@ -168,6 +168,48 @@ WRONG = {
         "return count * missed",
         "one token reads its 2 of 8 experts; yours: 6",
     ),
+    "softmax over the chosen": (
+        "router.py",
+        "weights = weights / weights.sum(dim=-1, keepdim=True)",
+        "weights = weights.softmax(dim=-1)",
+        "3 · 0.5 / 0.75 is 2, and so on: [[2.0, 1.0], [1.0, 2.0]]; yours: [[1.68",
+    ),
+    "the scale belongs to normalizing": (
+        "router.py",
+        "        weights = weights / weights.sum(dim=-1, keepdim=True)\n    return weights * scale",
+        "        weights = weights / weights.sum(dim=-1, keepdim=True) * scale\n    return weights",
+        "2 · 0.25 is 0.5; yours: [[0.25]]",
+    ),
+    "the correction stays in the scores": (
+        "router.py",
+        "else scores + correction",
+        "else scores.add_(correction)",
+        "expert 1 is chosen, with the sigmoid of 0: 0.5; yours: [[1]], [[5.5]]",
+    ),
+    "tokens are sorted, not pairs": (
+        "dispatch.py",
+        "return experts.argsort(stable=True), [0,",
+        "return experts.argsort(stable=True) // chosen.shape[1], [0,",
+        "pairs 0 and 4 take 2; yours: [0, 1, 2, 1, 0, 2]",
+    ),
+    "weights are rounded like the results": (
+        "dispatch.py",
+        " * weights[..., None])",
+        " * weights.to(results.dtype)[..., None])",
+        "a result of 1 in bfloat16 times a weight of 0.3 in float32 is 0.3; yours",
+    ),
+    "experts behind an idle one are skipped": (
+        "grouped.py",
+        "        if end > start:\n",
+        "        if end == start and number:\n            break\n        if end > start:\n",
+        "expert 0 has 2 rows, 1 none, 2 has 3: [1, 2, 300, 400, 500]; yours: [1.0, 2.0",
+    ),
+    "tokens choose one expert each": (
+        "distinct.py",
+        "(1 - chosen / count) ** tokens",
+        "(1 - 1 / count) ** tokens",
+        "one token reads its 2 of 8 experts; yours: 1",
+    ),
 }
 
 

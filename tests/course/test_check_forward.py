@@ -266,6 +266,36 @@ WRONG = {
     ),
     "the top k are forgotten": ("sampling.py", "keep_top(logits, top_k)", "logits", "of the top two, tokens 1 and 3"),
     "sums in float32": ("sampling.py", ".double()", "", "yours takes [1, 1, 3, 5]"),
+    "a later score becomes very low, not minus infinity": (
+        "attention.py",
+        "-torch.inf",
+        "-1e4",
+        "must not see token 1: of the values 1 and 9, its is [1.0]; yours is [9.0]",
+    ),
+    "positions are counted in bfloat16": (
+        "rope.py",
+        "positions = torch.arange(length)",
+        "positions = torch.arange(length, dtype=torch.bfloat16)",
+        "at speed 1, what positions 4097 to 4099 turn by is [4097.0, 4098.0, 4099.0]; yours is",
+    ),
+    "softmax for matrices alone": (
+        "attention.py",
+        "scores.amax(dim=-1, keepdim=True)",
+        "scores.amax(dim=1, keepdim=True)",
+        "raised IndexError: Dimension out of range",
+    ),
+    "the deviation from the mean": (
+        "embedding.py",
+        ".square().mean(dim=-1, keepdim=True)",
+        ".var(dim=-1, keepdim=True)",
+        "the row [1, 7] divided by √((1 + 49) / 2) = 5 is [[0.2, 1.4]]; yours is",
+    ),
+    "speeds by the number of pairs": (
+        "rope.py",
+        "2 * pairs / head_dim",
+        "2 * pairs / (head_dim // 2)",
+        "the speeds are 1 and 0.1",
+    ),
 }
 
 

@@ -20,7 +20,7 @@ WRONG = {
         "norm.py",
         "x = tl.load(x_ptr + here, mask=inside, other=0.0).to(tl.float32)",
         "x = tl.load(x_ptr + here, mask=inside, other=1.0).to(tl.float32)",
-        "y is off by",
+        "y, 3 random rows of width 80: at [",
     ),
     "the weight is loaded without a mask": (
         "norm.py",
@@ -56,9 +56,14 @@ WRONG = {
         "norm.py",
         "tl.sum(x * x, 0) / D + eps",
         "tl.sum(x * x, 0) / BLOCK + eps",
-        "y is off by",
+        "y, 3 random rows of width 80: at [",
     ),
-    "the sum is forgotten": ("norm.py", STORED, "", "x, which is to be x + delta afterwards, is off by"),
+    "the sum is forgotten": (
+        "norm.py",
+        STORED,
+        "",
+        "x, which is to be x + delta afterwards, 3 random rows of width 80: at [",
+    ),
     "the sum is normalized before it is rounded": (
         "norm.py",
         "x = (x + delta).to(x_ptr.dtype.element_ty)",
@@ -81,7 +86,7 @@ WRONG = {
         "paged_attention.py",
         "total = total * shrink + tl.sum(weight, 1)",
         "total = total + tl.sum(weight, 1)",
-        "off by",
+        "decodes: at [",
     ),
     "a row that has seen nothing": (
         "paged_attention.py",
@@ -136,25 +141,25 @@ WRONG = {
         "splits.py",
         "    return tl.sum(seen * shrink[:, None], 0) / tl.where(total == 0.0, 1.0, total)",
         "    return tl.sum(seen / total, 0)",
-        "halves, scores around 0: off by",
+        "12 keys, halves, scores around 0, against the softmax over all keys: at [",
     ),
     "each part is divided before they are added": (
         "splits.py",
         "    total = tl.sum(total * shrink, 0)\n",
         "    seen = seen / tl.where(total == 0.0, 1.0, total)[:, None]\n    total = tl.sum(shrink, 0)\n",
-        "from the softmax over all keys",
+        "against the softmax over all keys",
     ),
     "sums are added without a common peak": (
         "splits.py",
         'shrink = tl.exp(peak - tl.where(highest == float("-inf"), 0.0, highest))  # -inf - -inf would be NaN',
         'shrink = tl.where(peak == float("-inf"), 0.0, 1.0)',
-        "from the softmax over all keys",
+        "against the softmax over all keys",
     ),
     "the common peak is never below 0": (
         "splits.py",
         'tl.exp(peak - tl.where(highest == float("-inf"), 0.0, highest))',
         "tl.exp(peak - tl.maximum(highest, 0.0))",
-        "scores around -200: off by 1.0e+00 from the softmax over all keys",
+        "scores around -200, against the softmax over all keys: at [",
     ),
     "no part has a key": (
         "splits.py",
@@ -167,6 +172,24 @@ WRONG = {
         "tl.where(total == 0.0, 1.0, total)",
         "total",
         "no part has a key",
+    ),
+    "no eps": (
+        "norm.py",
+        "/ D + eps)",
+        "/ D)",
+        "the row [1, 1, 1, 1] with eps 3: 1 / √(1 + 3) is 0.5; yours: [1.0",
+    ),
+    "a part starts behind the end": (
+        "splits.py",
+        "    start = part * blocks // PARTS * KEYS\n    stop = (part + 1) * blocks // PARTS * KEYS\n",
+        "    start = part * tl.cdiv(blocks, PARTS) * KEYS\n    stop = start + tl.cdiv(blocks, PARTS) * KEYS\n",
+        "start and stop of a part without keys are equal; yours: [(",
+    ),
+    "keys are counted, not weighed": (
+        "paged_attention.py",
+        "tl.sum(weight, 1)",
+        'tl.sum((score > float("-inf")).to(tl.float32), 1)',
+        "decodes: at [",
     ),
 }
 

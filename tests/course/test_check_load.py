@@ -189,6 +189,37 @@ WRONG = {
         "loads[number], -number)",
         "all know as much: the idlest: replica 1; yours: 0",
     ),
+    "to be asked is use": (
+        "router.py",
+        "        return next((place",
+        "        for name in prompt:\n            if name in self.known:\n"
+        "                self.known[name] = self.known.pop(name)\n        return next((place",
+        "to be asked for A is no use of it, so D takes its place: BCD; yours: CAD",
+    ),
+    "the salt is in every block, and what came before in none": (
+        "router.py",
+        "blake2b(before + block.encode())",
+        "blake2b(salt.encode() + block.encode())",
+        "3 4 behind 1 2 is not 3 4 behind 9 2",
+    ),
+    "precision is in requests per second": (
+        "knee.py",
+        "high > low * (1 + precision)",
+        "high - low > precision",
+        "within 5 % after 9 probes; yours took 13",
+    ),
+    "a rate that passed once passes": (
+        "knee.py",
+        "if point.rate < failed",
+        "if point.rate <= failed and point.p99 <= limit",
+        "2 passes once and fails once, so it cannot be promised: 1; yours: 2",
+    ),
+    "busy is more than the average": (
+        "router.py",
+        "max(loads) - min(loads) > bound",
+        "max(loads) - sum(loads) / len(loads) > bound",
+        "5 more inside is more than 4: the idlest: replica 0; yours: 1",
+    ),
 }
 
 

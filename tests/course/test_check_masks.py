@@ -67,7 +67,7 @@ WRONG = {
         "masks.py",
         "        if state not in self.kept:\n",
         "        if True:\n",
-        "a state's mask is kept: asked for it again, yours looks",
+        "every state's mask is kept: asked for those of 0, 1, 0, yours looks",
     ),
     "the kept mask is handed out": (
         "masks.py",
@@ -91,7 +91,7 @@ WRONG = {
         "matcher.py",
         "        if not text and token not in self.stops:\n            return None\n",
         "",
-        "a token that may not come is refused",
+        "after the tokens (), 11 may not come: ValueError; yours takes it",
     ),
     "the mask forgets the stops": (
         "matcher.py",
@@ -103,13 +103,69 @@ WRONG = {
         "matcher.py",
         '        if state is None:\n            raise ValueError(f"token {token} may not come next")\n',
         "",
-        "a token that may not come is refused",
+        "after the tokens (), 9 may not come: ValueError; yours takes it",
     ),
     "nothing taken back is everything": (
         "matcher.py",
         "del self.states[len(self.states) - tokens :]",
         "del self.states[-tokens:]",
         "taken back by 0 is (0, 6)",
+    ),
+    "jumps in a circle never end": (
+        "dfa.py",
+        "            if state not in found:\n                found.add(state)\n                left.append(state)",
+        "            found.add(state)\n            left.append(state)",
+        "it takes too long: closure (dfa.py, line",
+    ),
+    "there may be any number of states": (
+        "dfa.py",
+        "                if len(found) == MOST_STATES:\n                    raise too_large(MOST_STATES)\n",
+        "",
+        "4096 times a needs 4097 states, and MOST_STATES is 4096: RequestError; yours: 4097 states",
+    ),
+    "one state fewer than the limit": (
+        "dfa.py",
+        "len(found) == MOST_STATES",
+        "len(found) == MOST_STATES - 1",
+        "4095 times a needs 4096 states, and MOST_STATES is 4096: 4096 states; yours: RequestError",
+    ),
+    "sets are numbered as they are walked": (
+        "dfa.py",
+        "numbers[behind] = len(found)",
+        "numbers[behind] = len(steps)",
+        "aa|ab|bb; yours says",
+    ),
+    "the jumps of one target alone": (
+        "dfa.py",
+        "behind = closure(nfa, targets)",
+        "behind = closure(nfa, [min(targets)])",
+        "'ab' matches aa|ab|bb; yours says False",
+    ),
+    "one mask is kept at a time": (
+        "masks.py",
+        "            self.kept[state] = bytes(mask)",
+        "            self.kept = {state: bytes(mask)}",
+        "every state's mask is kept: asked for those of 0, 1, 0, yours looks",
+    ),
+    "one state for all depths": (
+        "masks.py",
+        "states[depth + 1] = behind",
+        "states = dict.fromkeys(range(99), behind)",
+        "in state 0 of a*b: [0, 1, 2, 3, 7, 8] (ba goes on behind the end, c is not in it, and token 5 is no "
+        "text); yours says [0, 3, 7, 8]",
+    ),
+    "a branch ends with its first token": (
+        "masks.py",
+        "            found += tokens\n            place += 1",
+        "            found += tokens\n            place = after if tokens else place + 1",
+        "in state 0 of a*b: [0, 1, 2, 3, 7, 8] (ba goes on behind the end, c is not in it, and token 5 is no "
+        "text); yours says [0, 1, 8]",
+    ),
+    "the newest state alone is kept": (
+        "matcher.py",
+        "self.states.append(state)",
+        "self.states[-1] = state",
+        "there are not as many: Matcher.roll_back",
     ),
 }
 

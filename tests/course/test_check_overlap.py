@@ -145,6 +145,24 @@ WRONG = {
         "self.sizes[-1]",
         "the second step is replayed, in the graph of one row; yours: [6]",
     ),
+    "a sequence waits for its token in flight": (
+        "scheduler.py",
+        "if self.length(sequence) < sequence.longest:",
+        "if self.length(sequence) < sequence.longest and not self.unknown[sequence]:",
+        "with a lag of 1 four steps go like this: launch 1, launch 2, wait 1",
+    ),
+    "the token of a preempted sequence is dropped": (
+        "scheduler.py",
+        "return self.record_preempted(sequence, span, sampled)",
+        "return []",
+        "b resumes with its prompt and the tokens 13 and 14; yours: (0, (5, 6, 7))",
+    ),
+    "a span has every token in flight": (
+        "scheduler.py",
+        "(UNKNOWN,), 1",
+        "(UNKNOWN,) * max(1, self.unknown[sequence]), 1",
+        "(4, (-1,)), (5, (-1,))]; yours are [(0, (5, 6, 7)), (3, (-1,)), (4, (-1, -1))",
+    ),
 }
 
 

@@ -128,6 +128,49 @@ WRONG = {
         "        self.storage.store(layer, self.new_rows, k, v)\n",
         "the output parts from the right one",
     ),
+    "pages for the new positions alone": (
+        "cache.py",
+        MISSING,
+        "return self.pages_for(max(0, end - self.stored(id)))",
+        "positions 0 to 2 need pages of 4: 1; yours has 2",
+    ),
+    "new pages are put in front": (
+        "cache.py",
+        "self.block_tables.setdefault(id, []).extend(self.take(self.missing(id, end)))",
+        "self.block_tables[id] = self.take(self.missing(id, end)) + self.block_tables.get(id, [])",
+        "positions 0 to 3 stay on pages [1], in front; with 9 positions your table is",
+    ),
+    "the block table is replaced": (
+        "cache.py",
+        "self.block_tables.setdefault(id, []).extend(self.take(self.missing(id, end)))",
+        "self.block_tables[id] = self.take(self.missing(id, end))",
+        "the tables have {} (page: times), the pool counts {1: 1}",
+    ),
+    "one sequence gives way, and that is taken to be enough": (
+        "scheduler.py",
+        "        while not self.cache.has_room(sequence.id, self.end_of_span(sequence)):\n",
+        "        if not self.cache.has_room(sequence.id, self.end_of_span(sequence)):\n",
+        "c gives way and then b: (True, ['a']); yours: (True, ['a', 'b'])",
+    ),
+    "a newcomer leaves a page for itself": (
+        "scheduler.py",
+        "spare=len(self.running)",
+        "spare=len(self.running) + 1",
+        "none runs that could need one, so a starts; yours waits",
+    ),
+    "a refused newcomer has a table": (
+        "cache.py",
+        "        if not self.has_room(id, end):\n            return False\n        self.block",
+        "        self.block_tables.setdefault(id, [])\n        if not self.has_room(id, end):\n"
+        "            return False\n        self.block",
+        "no sequence has a table, {}; yours: {'a': []}",
+    ),
+    "a sequence that was never seen has a table": (
+        "cache.py",
+        "self.block_tables.pop(id, [])",
+        "self.block_tables.pop(id)",
+        "b has no page, so its release changes nothing; yours raises KeyError: 'b'",
+    ),
 }
 
 

@@ -215,6 +215,36 @@ WRONG = {
         "1 - ticks.count(None) / len(ticks)",
         "0.33 of the ticks have no work; yours says 0.67",
     ),
+    "outputs are dealt out in turn": (
+        "linear.py",
+        "each.chunk(parts)[part]",
+        "each[part::parts]",
+        "rows 2, 3 and 5 are part 1 of 2; yours: [1.0, 3.0, 5.0]",
+    ),
+    "the ranks' mean is taken": (
+        "linear.py",
+        "return total.to(x.dtype)",
+        "return (total / (1 + len(others))).to(x.dtype)",
+        "is 1 in the order of the ranks; yours is 0.333333",
+    ),
+    "query heads are dealt out in turn": (
+        "heads.py",
+        "range(part * each, (part + 1) * each)",
+        "range(part, config.num_heads, parts)",
+        "rank 1 of 2 has [4, 5, 6, 7], and they read [2, 3]; yours: [1, 3, 5, 7]",
+    ),
+    "the last stage is the first": (
+        "schedule.py",
+        "divmod(tick - stage, period)",
+        "divmod(tick - (stages - 1 - stage), period)",
+        "2 stages, 1 micro-batches, 1 rounds: ['a.', '.a']; yours: ['.a', 'a.']",
+    ),
+    "a tick of waiting at the end": (
+        "schedule.py",
+        "micro_batches + stages - 1\n",
+        "micro_batches + stages\n",
+        "2 stages, 1 micro-batches, 1 rounds: ['a.', '.a']; yours: ['a..', '.a.']",
+    ),
 }
 
 

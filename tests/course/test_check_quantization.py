@@ -229,13 +229,13 @@ WRONG = {
         "kv.py",
         "scale = x.float().abs().amax(dim=-1).clamp(min=TINY) / 127",
         "scale = x.float().abs().amax(dim=(1, 2)).clamp(min=TINY)[:, None].expand(x.shape[:2]) / 127",
-        "scales [[1, 0.00394], [2, …]]",
+        "divided by 127: 1 and 0.00394; of (254, 2): 2; yours",
     ),
     "the scale is the whole cache's": (
         "kv.py",
         "scale = x.float().abs().amax(dim=-1).clamp(min=TINY) / 127",
         "scale = x.float().abs().amax().clamp(min=TINY).expand(x.shape[:2]) / 127",
-        "scales [[1, 0.00394], [2, …]]",
+        "divided by 127: 1 and 0.00394; of (254, 2): 2; yours",
     ),
     "a key's scale is forgotten": (
         "kv.py",
@@ -248,6 +248,78 @@ WRONG = {
         ".round().to(torch.int8), scale",
         ".to(torch.int8), scale",
         "yours: [[1, -127], [127, 63]]",
+    ),
+    "the grid is symmetric": (
+        "rounding.py",
+        "    offset = weights.amin(dim=-1)\n    scale = (weights.amax(dim=-1) - offset) / (2**bits - 1)",
+        "    offset = -weights.abs().amax(dim=-1)\n    scale = -2 * offset / (2**bits - 1)",
+        "the offsets are [-0.5, 3.0]; yours are [-1.0, -18.0]",
+    ),
+    "scales are tiled, not repeated": (
+        "rounding.py",
+        "    groups = codes.to(scale.dtype).unflatten(1, (scale.shape[1], -1))\n"
+        "    return (groups * scale[..., None] + offset[..., None]).flatten(1)",
+        "    times = codes.shape[1] // scale.shape[1]\n"
+        "    return codes.to(scale.dtype) * scale.repeat(1, times) + offset.repeat(1, times)",
+        "two groups of two: [-0.5, 1.0, 9.0, 11.0]; yours: [-0.5, 37.0",
+    ),
+    "codes wrap before they are cut off": (
+        "rounding.py",
+        "/ scale).round().clamp(",
+        "/ scale).round().to(torch.uint8).to(weights.dtype).clamp(",
+        "four bits end at 0 and 15, also for weights beyond: [0, 15]; yours are [15.0, 15.0]",
+    ),
+    "a loud channel is known by its peak": (
+        "awq.py",
+        "x_size, w_size = x.abs().mean(dim=0)",
+        "x_size, w_size = x.abs().amax(dim=0)",
+        "the search returns what factors_at proposes for each channel's mean |x| and size_in_group(w)",
+    ),
+    "the search ends at the first exponent that is worse": (
+        "awq.py",
+        "        if error < least:\n            best, least = factors, error\n",
+        "        if error > least:\n            break\n        best, least = factors, error\n",
+        "plain rounding and the exponents in turn are off by 0.0319, 0.0584",
+    ),
+    "the column of u, not its row": (
+        "gptq.py",
+        "[:, None] * u[column, column + 1 :]",
+        "[:, None] * u[column + 1 :, column]",
+        "",
+    ),
+    "a part goes on from group to group": (
+        "fused.py",
+        "    total = np.float32(0)\n    for group in range(len(scale)):\n"
+        "        here = slice(group * BYTES, (group + 1) * BYTES)\n"
+        "        pairs, low, high = codes[here], even[here], odd[here]\n        part = np.float32(0)\n",
+        "    total = part = np.float32(0)\n    for group in range(len(scale)):\n"
+        "        here = slice(group * BYTES, (group + 1) * BYTES)\n"
+        "        pairs, low, high = codes[here], even[here], odd[here]\n",
+        "64 from the first group, 64 · 2 + 64 · 3 from the second; yours 512",
+    ),
+    "MX rounds the exponent up": (
+        "formats.py",
+        "largest.clamp(min=TINY).log2().floor()",
+        "largest.clamp(min=TINY).log2().ceil()",
+        "largest weights 4, 6, 7.9, 8, 0.3: scales [1.0, 1.0, 1.0, 2.0, 0.0625]; yours [1.0, 2.0",
+    ),
+    "a block's scale may be zero": (
+        "formats.py",
+        "blocks.clamp(min=2.0**-9) * tensor",
+        "blocks * tensor",
+        "the last two need less than E4M3's smallest point, and have that point",
+    ),
+    "the scale has the type of the keys": (
+        "kv.py",
+        "scale = x.float().abs()",
+        "scale = x.abs()",
+        "the scale is 1 / 127 = 0.007874 in float32; yours: (torch.bfloat16",
+    ),
+    "a value's scale goes to the output": (
+        "kv.py",
+        "return (weights * scale) @ codes.to(weights.dtype)",
+        "return (weights @ codes.to(weights.dtype)) * (weights @ scale)",
+        "0.1 (1, 2) + 1.6 (3, -4) = [4.9, -6.2]; yours [4.42",
     ),
 }
 

@@ -57,7 +57,7 @@ WRONG = {
         "pass",
         "must be escaped",
     ),
-    "NaN is sent": ("events.py", ", allow_nan=False", "", "what is no json is not sent"),
+    "NaN is sent": ("events.py", ", allow_nan=False", "", "NaN is no JSON, so encode raises ValueError; yours returns"),
     "each token is searched by itself": (
         "text.py",
         "text = self.held + self.decoder.decode(added)",
@@ -111,6 +111,70 @@ WRONG = {
         "            for stream in list(self.streams.values()):\n                self.cancel(stream)\n",
         "            for stream in self.streams.values():\n                self.cancel(stream)\n",
         "dictionary changed size during iteration",
+    ),
+    "what was held comes again behind the stop": (
+        "text.py",
+        '            self.held = ""\n            return text[:start]',
+        "            return text[:start]",
+        "EN was held back and became END, which ends the text: ('a ', '', ''), the last one by `rest`; yours: "
+        "('a ', '', 'EN')",
+    ),
+    "the last place of a stop counts": (
+        "text.py",
+        "(text.find(stop) + len(stop), text.find(stop), stop)",
+        "(text.rfind(stop) + len(stop), text.rfind(stop), stop)",
+        "with stop ['END'] is 'a ', stopped by 'END'; yours: 'a END b '",
+    ),
+    "half a character is forgotten": (
+        "text.py",
+        'self.held + self.decoder.decode(b"", final=True), ""',
+        'self.held, ""',
+        "the end leaves half a character, which becomes a replacement one",
+    ),
+    "a token is decoded by itself": (
+        "text.py",
+        "self.held + self.decoder.decode(added)",
+        'self.held + added.decode("utf-8", "replace")',
+        "with stop ['€!'] is '1', stopped by '€!'; yours",
+    ),
+    "each request begins the pace anew": (
+        "admission.py",
+        "        if self.inside == 0:",
+        "        if self.inside >= 0:",
+        "begun at 100 s, 2 left in 6 s: 3 s; yours says 1",
+    ),
+    "the seconds are in the text alone": (
+        "admission.py",
+        ', "overloaded", retry_after=seconds)',
+        ', "overloaded")',
+        "Retry-After is a whole number of seconds; yours: None",
+    ),
+    "empty lines are left out": (
+        "events.py",
+        "for line in lines)",
+        "for line in lines if line)",
+        "'' is framed as b'data: \\n\\n'; yours: b'\\n'",
+    ),
+    "the reader is not woken": (
+        "desk.py",
+        '            stream.end("cancelled")\n            self.close',
+        "            self.close",
+        "the stream's reader wakes up, since nothing more will come; yours still waits after 1 s",
+    ),
+    "a drain has no end": (
+        "desk.py",
+        "self.empty.wait(), seconds)",
+        "self.empty.wait(), None)",
+        "after 0.02 s the drain cancels them and ends; yours still waits after 2 s",
+    ),
+    "the door closes when the time is up": (
+        "desk.py",
+        '        self.state, self.retry_after = "draining", max(1, math.ceil(seconds))\n        try:\n'
+        "            await asyncio.wait_for(self.empty.wait(), seconds)\n        except TimeoutError:\n",
+        "        try:\n            await asyncio.wait_for(self.empty.wait(), seconds)\n"
+        '        except TimeoutError:\n            self.state, self.retry_after = "draining", max(1, '
+        "math.ceil(seconds))\n",
+        "b comes after the drain has begun, and must be refused; yours let it in",
     ),
 }
 

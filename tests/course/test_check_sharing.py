@@ -168,6 +168,62 @@ WRONG = {
         "return outputs",
         "",
     ),
+    "p05: the token just sampled counts as stored": (
+        "p05",
+        "cache.py",
+        "page_keys(tokens[: self.stored(id)], self.page_size, salt)",
+        "page_keys(tokens, self.page_size, salt)",
+        "one page is full, so b's span is (16, 17); yours: (32, 1)",
+    ),
+    "p05: a node that agrees in part is known whole": (
+        "p05",
+        "radix.py",
+        "known += node.pages[:count]",
+        "known += node.pages",
+        "two pages before the fork and one behind it are found again: (48, 1); yours is",
+    ),
+    "p05: the walk goes on by one page per node": (
+        "p05",
+        "radix.py",
+        "depth += count",
+        "depth += 1",
+        "two pages before the fork and one behind it are found again: (48, 1); yours is (32, 17)",
+    ),
+    "p05: tenants publish into one tree": (
+        "p05",
+        "cache.py",
+        "page_keys(tokens[: self.stored(id)], self.page_size, salt)",
+        "page_keys(tokens[: self.stored(id)], self.page_size, None)",
+        "with the salts ('x', None) nothing is shared: (0, 33); yours is (32, 1)",
+    ),
+    "p05: hits are counted in pages": (
+        "p05",
+        "cache.py",
+        "self.hit_positions += found",
+        "self.hit_positions += len(pages)",
+        "69 prompt tokens, of which 32 were found: (69, 32); yours counted (69, 2)",
+    ),
+    "p05: a single page is no hit": (
+        "p05",
+        "cache.py",
+        "        self.pool.share(*pages)\n",
+        "        pages = pages if len(pages) > 1 else []\n        self.pool.share(*pages)\n",
+        "the second page differs in its last token: b's span is (16, 48); yours is (0, 64)",
+    ),
+    "p06: all behind the prompt is sampled from": (
+        "p06",
+        "scheduler.py",
+        "1 if end == len(sequence.tokens) else 0",
+        "1 if end >= len(sequence.request.prompt) else 0",
+        "ends before the newest one: logits is 0; yours is 1",
+    ),
+    "p06: each sequence has the whole budget": (
+        "p06",
+        "scheduler.py",
+        "self.cache.stored(sequence.id) + self.left",
+        "self.cache.stored(sequence.id) + self.token_budget",
+        "the budget is 8 tokens per step; yours planned 9: [('a', 24, 6), ('b', 0, 3)]",
+    ),
 }
 
 

@@ -166,6 +166,36 @@ WRONG = {
         "        self.release(id)\n        self.reserve(id, end)\n        table = self.block_tables[id]\n",
         "b still begins with the two pages of a",
     ),
+    "the first page is given back first": (
+        "cache.py",
+        "self.pool.drop(*reversed(table[pages:]))",
+        "self.pool.drop(*table[pages:])",
+        "pages go back last one first, and so come again in their old order: (1, 2, 3, 4); yours: (1, 4, 3, 2)",
+    ),
+    "only the latest tokens are searched": (
+        "drafting.py",
+        "range(len(tokens) - size - 1, -1, -1)",
+        "range(len(tokens) - size - 1, max(-1, len(tokens) - 64), -1)",
+        "then 2000 other tokens, then 1, 2 again, the text goes on at place 2; yours: None",
+    ),
+    "drafts agree with anything sampled": (
+        "verification.py",
+        "drafts[count] == sampled[count]",
+        "drafts[count] in sampled",
+        "draft i is for what row i samples, so 0; yours says 3",
+    ),
+    "a full acceptance has no free token": (
+        "verification.py",
+        "rows = 1 + accepted(span.tokens[1:], sampled.tokens)",
+        "rows = min(1 + accepted(span.tokens[1:], sampled.tokens), max(1, len(span.tokens) - 1))",
+        "sampled (5, 6, 7, 1): the next tokens are (5, 6, 7, 1); yours are (5, 6, 7)",
+    ),
+    "a text repeats no token": (
+        "drafting.py",
+        "        text.append(text[place])\n",
+        "        if text[place] == text[-1]:\n            break\n        text.append(text[place])\n",
+        "4 tokens behind [5, 5, 5] are [5, 5, 5, 5]; yours are []",
+    ),
 }
 
 

@@ -165,3 +165,10 @@ def column(part):
     if hasattr(part, "_fields"):
         return type(part)(*map(column, part))
     return part.numpy() if isinstance(part, Tensor) and not part.is_floating_point() else part
+
+
+def parted(found: Tensor, expected: Tensor) -> str:
+    """Say where a result is farthest from what is expected, and what both have there. NaN is farther than anything."""
+    off = (found.double() - expected.double()).abs().nan_to_num(torch.inf)
+    place = [int(each) for each in torch.unravel_index(off.argmax(), off.shape)]
+    return f"at {place} it is {float(expected[tuple(place)]):.6g}; yours: {float(found[tuple(place)]):.6g}"

@@ -18,6 +18,7 @@ from gradus.models.layers import RMSNorm
 from phases.p01_kv_cache.engine import build as build_p01
 from phases.p09_triton_attention import norm
 from phases.p09_triton_attention.watch import watched
+from tests.kernels.cases import parted
 from tests.phases.drive import parting, run
 
 
@@ -49,7 +50,14 @@ def assert_close(out: Tensor, reference: Tensor, what: str) -> None:
         "leaves anything"
     )
     error = (out.double() - reference.double()).norm() / reference.double().norm()
-    assert error < (1e-6 if out.dtype == torch.float32 else 2e-3), f"{what} is off by {error:.1e}"
+    assert error < (1e-6 if out.dtype == torch.float32 else 2e-3), (
+        f"{what}, {len(out)} random rows of width {out.shape[1]}: {parted(out, reference)}"
+    )
+
+
+def test_eps_is_added_to_the_mean_square_before_the_root():
+    y = norm.add_rms_norm(torch.ones(1, 4), torch.zeros(1, 4), torch.ones(4), 3.0)[0].tolist()
+    assert y == pytest.approx([0.5] * 4), f"the row [1, 1, 1, 1] with eps 3: 1 / √(1 + 3) is 0.5; yours: {y}"
 
 
 def test_a_program_touches_its_row_alone_and_reads_it_once():
@@ -83,7 +91,7 @@ def test_the_sum_is_written_back_and_is_what_is_normalized():
     weight, mine, theirs = torch.randn(80), x.clone(), x.clone()
     y = norm.add_rms_norm(mine, delta, weight, 1e-5)
     expected = norm.add_rms_norm_reference(theirs, delta, weight, 1e-5)
-    assert_close(mine, theirs, "x, which is to be x + delta afterwards,")
+    assert_close(mine, theirs, "x, which is to be x + delta afterwards")
     assert_close(y, expected, "y")
 
 

@@ -23,7 +23,7 @@ from phases.p06_chunked_prefill.engine import build as build_p06
 from phases.p06_chunked_prefill.scheduler import ChunkedPrefill
 from phases.p09_triton_attention.attention import TritonAttention
 from phases.p09_triton_attention.paged_attention import paged_attention, paged_attention_reference
-from tests.kernels.cases import Step
+from tests.kernels.cases import Step, parted
 from tests.phases.conftest import FAMILIES
 from tests.phases.drive import run
 
@@ -73,7 +73,7 @@ def test_a_step_attends_as_the_formula_says(name):
     found = attend(paged_attention, step)
     assert not found.isnan().any(), "there are values that nothing wrote, or that came from what a query must not see"
     error, most = off_by(found, step.expected()), 1e-5 if step.dtype == torch.float32 else 3e-3
-    assert error <= most, f"{name}: off by {error:.1e}"
+    assert error <= most, f"{name}: {parted(found, step.expected())}"
 
 
 @pytest.mark.parametrize("shift", [100.0, -100.0])
@@ -82,8 +82,10 @@ def test_scores_far_from_zero_neither_overflow_nor_vanish(shift):
     step = Step([(1, 70), (4, 66)], heads=1)
     step.keys += shift / step.head_dim
     step.q = step.q.abs() + 10
-    error = off_by(attend(paged_attention, step), step.expected())
-    assert error <= 1e-4, f"exp(score) overflows or is 0 unless the greatest score is subtracted: off by {error:.1e}"
+    found = attend(paged_attention, step)
+    assert off_by(found, step.expected()) <= 1e-4, (
+        f"exp(score) overflows or is 0 unless the greatest score is subtracted: {parted(found, step.expected())}"
+    )
 
 
 def test_a_row_that_sees_none_of_the_first_keys_is_not_nan():
@@ -91,8 +93,7 @@ def test_a_row_that_sees_none_of_the_first_keys_is_not_nan():
     step = Step([(48, 60)], heads=1, group=1, head_dim=16, window=7)
     found = attend(paged_attention, step)
     assert not found.isnan().any(), "a row that has seen no key has a peak of -inf, and -inf - -inf is NaN"
-    error = off_by(found, step.expected())
-    assert error <= 1e-5, f"off by {error:.1e}"
+    assert off_by(found, step.expected()) <= 1e-5, f"48 rows in a window of 7: {parted(found, step.expected())}"
 
 
 def test_a_row_that_has_seen_no_key_hands_on_no_peak():

@@ -20,7 +20,7 @@ from phases.p09_triton_attention.engine import build
 from phases.p09_triton_attention.paged_attention import KEYS
 from phases.p09_triton_attention.splits import keys_of_part, merge_parts, split_attention
 from phases.p09_triton_attention.watch import watched
-from tests.kernels.cases import Step
+from tests.kernels.cases import Step, parted
 from tests.phases.drive import parting, run
 
 
@@ -63,6 +63,10 @@ def test_every_key_belongs_to_one_part(parts):
             )
         beyond = [each for each in found if each[1] > max(length, each[0])]
         assert not beyond, f"{length} keys, {parts} parts: none may end behind the last key, and yours are {found}"
+        turned = [each for each in found if each[1] < each[0]]
+        assert not turned, (
+            f"{length} keys, {parts} parts: start and stop of a part without keys are equal; yours: {found}"
+        )
 
 
 @pytest.mark.parametrize("parts", [2, 4, 8])
@@ -111,7 +115,9 @@ def test_parts_together_are_the_softmax_over_all_keys(cut, scale, shift):
     found, expected = combined(scores, values, (HALVES | QUARTERS)[cut]), scores.softmax(0) @ values
     assert not found.isnan().any(), "exp(score) overflows, or an empty part's peak of -inf has met another"
     error = (found - expected).norm() / expected.norm()
-    assert error < 1e-5, f"{cut}, scores around {shift:.0f}: off by {error:.1e} from the softmax over all keys"
+    assert error < 1e-5, (
+        f"12 keys, {cut}, scores around {shift:.0f}, against the softmax over all keys: {parted(found, expected)}"
+    )
 
 
 def test_parts_without_any_key_give_zero():
@@ -136,7 +142,7 @@ def test_split_decodes_attend_as_the_formula_says(name):
     found = split_attention(step.q, step.keys, step.values, step.tables[step.slots].long(), lengths, 0.3)
     assert not found.isnan().any(), "there are values that nothing wrote, or that came from what a query must not see"
     error = (found.double() - step.expected()).norm() / step.expected().norm()
-    assert error <= 1e-5, f"{name}: off by {error:.1e}"
+    assert error <= 1e-5, f"{name}: {parted(found, step.expected())}"
 
 
 def test_the_engine_with_all_kernels_gives_the_tokens_of_p06():

@@ -83,9 +83,19 @@ def test_the_cache_counts_what_was_reserved(phase):
 def test_the_cache_refuses_what_it_has_no_room_for_and_stays_as_it_was(phase):
     cache = cache_of(phase)
     most = LIMITS.context_length * (2 if phase in reached("p04") else 1)  # of pages, one sequence may take all
-    assert cache.reserve("a", most), f"there is room for a sequence of {most} positions"
+    assert cache.reserve("a", most), f"there is room for a sequence of {most} positions, and reserve says False"
     assert not cache.reserve("a", most + 1), "beyond the capacity, reserve must say False"
     assert cache.stored("a") == most, "a refusal leaves what is stored as it was"
+    cache.check()
+
+
+@since("p01")
+def test_a_sequence_that_was_refused_leaves_the_cache_to_the_next_one(phase):
+    cache = cache_of(phase)
+    most = LIMITS.context_length * (2 if phase in reached("p04") else 1)
+    assert not cache.reserve("a", most + 1), "beyond the capacity, reserve must say False"
+    assert cache.reserve("b", 5), "a was refused, so b finds an empty cache: reserve must say True; yours says False"
+    assert cache.stored("b") == 5, f"b reserved 5 positions; yours says {cache.stored('b')}"
     cache.check()
 
 
@@ -131,6 +141,19 @@ def test_sequences_that_run_together_get_the_tokens_they_get_alone(phase):
         assert tokens == alone, f"of three requests the {request.id} one: {parting(request.prompt, tokens, alone)}"
 
 
+@since("p02")
+def test_the_first_sequence_of_a_batch_may_be_its_shortest(phase):
+    requests = [ask("short", [3, 4]), ask("long", [5, 6, 7, 8, 9, 10])]
+    together = run(engine_of(phase), requests)
+    for request in requests:
+        alone = run(engine_of("p00"), [request])[request.id, 0].tokens
+        tokens = together[request.id, 0].tokens
+        assert tokens == alone, (
+            f"a short request in slot 0, a long one in slot 1, of them the {request.id} one: "
+            f"{parting(request.prompt, tokens, alone)}"
+        )
+
+
 @of("p02", "p03")
 def test_nothing_that_lay_in_a_slot_before_changes_a_token(phase):
     """The slot holds what a sequence before would leave there, but larger."""
@@ -154,6 +177,13 @@ def test_a_waiting_sequence_starts_in_the_step_after_one_ends(phase):
     engine = engine_of(phase, ask("a", max_tokens=1), ask("b", max_tokens=4), ask("c", max_tokens=2))
     ran = ["".join(sorted(step.names)) for step in steps(engine)]
     assert ran == ["ab", "bc", "bc", "b"], f"c takes a's place while b runs on; yours ran {ran}"
+
+
+@since("p03")
+def test_a_single_free_slot_is_given_away_at_once(phase):
+    requests = [ask("a", max_tokens=1), ask("b"), ask("c"), ask("d", max_tokens=1)]
+    ran = ["".join(sorted(step.names)) for step in steps(engine_of(phase, *requests, max_sequences=3))]
+    assert ran == ["abc", "bcd", "bc", "bc"], f"d takes a's place while b and c run on; yours ran {ran}"
 
 
 @since("p03")

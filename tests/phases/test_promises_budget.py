@@ -6,7 +6,7 @@ A stand-in takes the model's place.
 from gradus.course.probe import Step
 from gradus.engine.engine import Engine
 from gradus.engine.request import Request, SamplingParams
-from tests.phases.conftest import build_engine, since
+from tests.phases.conftest import build_engine, of, since
 from tests.phases.drive import steps, submit
 from tests.phases.test_promises import LIMITS, SHAPE
 
@@ -37,6 +37,23 @@ def test_a_prompt_is_computed_chunk_by_chunk_and_its_end_is_sampled_from(phase):
         (span,) = step.spans
         made = span.start, span.count, span.logits
         assert made == wanted, f"19 tokens, at most 8 per step: (start, tokens, logits) is {wanted}; yours is {made}"
+
+
+@of("p06")
+def test_an_answer_that_is_computed_again_in_chunks_is_sampled_from_at_its_end_alone(phase):
+    """6 pages of 4 do not hold both to their ends: b gives way, and comes back with a part of its answer."""
+    engine = build_engine(phase, SHAPE, 2, page_size=4, cache_tokens=24, token_budget=4)
+    submit(engine, [ask("a", 6, max_tokens=11), ask("b", 5, max_tokens=11)])
+    known = {"a": 6, "b": 5}
+    for step in steps(engine):
+        for span in step.spans:
+            name, end = span.request_id, span.start + span.count
+            assert not span.logits or end == known[name], (
+                f"{name} has {known[name]} tokens, and its span from {span.start} to {end} ends before the newest one: "
+                f"logits is 0; yours is {span.logits}"
+            )
+            known[name] += span.logits
+    assert engine.metrics().preemptions, "b must give way once, or the case is not the one that is meant"
 
 
 @since("p06")

@@ -104,6 +104,10 @@ def test_results_are_added_in_float32(phase):
     assert found.dtype == torch.float32 and found.item() == 258, (
         f"256 + 1 + 1 is 258 in float32; yours is {found.item():g} in {found.dtype}"
     )
+    found = combine(results[1:2], torch.zeros(1, dtype=torch.int64), torch.tensor([[0.3]])).item()
+    assert abs(found - 0.3) < 1e-7, (
+        f"a result of 1 in bfloat16 times a weight of 0.3 in float32 is 0.3; yours: {found:g}"
+    )
 
 
 # -- the grouped product -----------------------------------------------------------------------------------------------

@@ -121,6 +121,13 @@ def test_the_first_token_takes_its_own_value_and_equal_scores_take_the_mean(phas
 
 
 @of("p00")
+def test_a_later_token_counts_nothing_however_low_the_scores_before_it_are(phase):
+    q, k, v = torch.tensor([[-300.0], [0.0]]), torch.tensor([[100.0], [0.0]]), torch.tensor([[1.0], [9.0]])
+    found = attention.attend(q, k, v)[0]
+    same("token 0 gives itself a score of -30,000 and must not see token 1: of the values 1 and 9, its", found, [1.0])
+
+
+@of("p00")
 def test_a_query_asks_and_a_key_answers(phase):
     q = torch.tensor([[9.0], [0.0], [9.0]])
     k = torch.tensor([[0.0], [9.0], [0.0]])
@@ -176,6 +183,12 @@ def test_a_turned_query_and_key_know_only_their_distance(phase):
     scores = rope.rotate(q, turns)[:, 0] @ rope.rotate(k, turns)[:, 0].T
     near = [float(scores[p + 2, p]) for p in range(7)]
     assert max(near) - min(near) < 1e-4, f"two positions apart the score is always the same; yours are {rounded(near)}"
+
+
+@of("p00")
+def test_angles_of_a_long_text_are_exact(phase):
+    found = rope.angles(4100, head_dim=2, theta=1e4)[4097:, 0]
+    same("at speed 1, what positions 4097 to 4099 turn by", found, [4097.0, 4098.0, 4099.0])
 
 
 # -- heads -------------------------------------------------------------------------------------------------------------

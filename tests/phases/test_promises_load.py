@@ -272,6 +272,17 @@ def test_a_replica_loses_what_was_unused_for_longest_ends_first(phase, room, pro
 
 
 @of("p13")
+def test_a_router_that_asks_for_a_match_makes_no_block_newer(phase):
+    one = replica(A, B, C, room=3)
+    one.matched([A])
+    one.take([D])
+    found = letters(one)
+    assert found == "BCD", (
+        f"of ABC, A is the oldest; to be asked for A is no use of it, so D takes its place: BCD; yours: {found}"
+    )
+
+
+@of("p13")
 @pytest.mark.parametrize(
     ("replicas", "wanted", "why"),
     [

@@ -5,7 +5,8 @@ Each case is small enough to work out by hand.
 
 import pytest
 
-from phases.p11_structured_output.dfa import Dfa, closure, moved, subsets
+from gradus.errors import RequestError
+from phases.p11_structured_output.dfa import MOST_STATES, Dfa, closure, moved, subsets
 from phases.p11_structured_output.masks import TokenMasks, TreeNode, legal, tree_of
 from phases.p11_structured_output.matcher import Matcher
 from phases.p11_structured_output.nfa import Nfa
@@ -87,6 +88,37 @@ def test_a_state_in_which_the_expression_may_end_accepts_though_it_may_go_on(pha
     assert found == [True, True, True], f"all of '', 'a' and 'aa' match a*; yours says {found}"
 
 
+@of("p11")
+@pytest.mark.parametrize(("text", "wanted"), [(b"aa", True), (b"ab", True), (b"bb", True), (b"ba", False)])
+def test_several_states_are_followed_at_once_and_several_sets_are_told_apart(phase, text, wanted):
+    nfa = Nfa(moves=[[(A, A, 1), (A, A, 2), (B, B, 2)], [(A, A, 3)], [(B, B, 3)], []], jumps=[[], [], [], []])
+    found = accepted(subsets(nfa, last=3), text)
+    does = "matches" if wanted else "does not match"
+    assert found == wanted, f"{shown(text)!r} {does} aa|ab|bb; yours says {found}"
+
+
+@of("p11")
+def test_jumps_in_a_circle_come_to_an_end(phase):
+    nfa = Nfa(moves=[[], [], [(A, A, 2)]], jumps=[[1, 2], [0], []])  # as (a*)* has them
+    found = closure(nfa, [0])
+    assert found == {2}, f"0 and 1 jump to each other, and 0 to 2, which takes an a: {{2}}; yours: {set(found)}"
+
+
+@of("p11")
+def test_as_many_states_as_the_limit_are_built_and_one_more_is_refused(phase):
+    for states in (MOST_STATES, MOST_STATES + 1):
+        text = states - 1  # an a for each state but the last
+        nfa = Nfa(moves=[*([(A, A, state + 1)] for state in range(text)), []], jumps=[[] for _ in range(states)])
+        try:
+            found = f"{len(subsets(nfa, last=text).steps)} states"
+        except RequestError:
+            found = "RequestError"
+        wanted = f"{states} states" if states == MOST_STATES else "RequestError"
+        assert found == wanted, (
+            f"{text} times a needs {states} states, and MOST_STATES is {MOST_STATES}: {wanted}; yours: {found}"
+        )
+
+
 # -- the tokens --------------------------------------------------------------------------------------------------------
 
 WORDS = [b"a", b"b", b"ab", b"aab", b"ba", b"", b"c", b"aa", b"a"]  # token 5 has no bytes, 8 is spelled like 0
@@ -154,11 +186,11 @@ class Counted(list[dict[int, int]]):
 def test_the_tokens_of_a_state_are_looked_for_once(phase):
     steps = Counted(STAR.steps)
     masks = TokenMasks(Dfa(steps, STAR.accepting), WORDS, tree_of(WORDS))
-    first, looked = masks.mask(0).tolist(), steps.looks
+    first, _, looked = masks.mask(0).tolist(), masks.mask(1), steps.looks
     again = masks.mask(0).tolist()
     assert again == first, f"the second mask of a state is the first one, {first}; yours is {again}"
     more = steps.looks - looked
-    assert more == 0, f"a state's mask is kept: asked for it again, yours looks {more} more times at the automaton"
+    assert more == 0, f"every state's mask is kept: asked for those of 0, 1, 0, yours looks {more} times for the last"
 
 
 # -- the answer --------------------------------------------------------------------------------------------------------
@@ -205,7 +237,10 @@ def test_a_token_of_text_that_stops_may_come_only_where_it_completes_the_answer(
 @of("p11")
 def test_a_control_token_that_ends_nothing_never_comes(phase):
     for answer in ((), (2,), (6,)):
-        assert CONTROL not in allowed(matcher(*answer)), f"token {CONTROL} is no text and ends nothing"
+        found = allowed(matcher(*answer))
+        assert CONTROL not in found, (
+            f"token {CONTROL} is no text and ends nothing, so it never comes; after {answer} yours allows {found}"
+        )
 
 
 @of("p11")
@@ -222,9 +257,15 @@ def test_the_mask_of_one_answer_is_not_the_mask_of_another(phase):
 @pytest.mark.parametrize(("answer", "token"), [((), END), ((2,), 0), ((), 4), ((), CONTROL), ((6,), 1)])
 def test_a_token_that_may_not_come_is_refused(phase, answer, token):
     found = matcher(*answer)
-    with pytest.raises(ValueError, match=f"{token}"):
+    try:
         found.advance(token)
-    assert found.states == matcher(*answer).states, "a token that is refused leaves no trace"
+        raise AssertionError(f"after the tokens {answer}, {token} may not come: ValueError; yours takes it")
+    except ValueError as refused:
+        assert f"{token}" in str(refused), f"the error says which token may not come, {token}; yours: {refused}"
+    states = matcher(*answer).states
+    assert found.states == states, (
+        f"a token that is refused leaves no trace: after {answer} the states are {states}; yours: {found.states}"
+    )
 
 
 @of("p11")

@@ -44,6 +44,20 @@ def test_a_sequence_holds_a_page_for_every_four_positions_that_it_has_begun(phas
 
 @since("p04")
 @about("cache")
+def test_new_pages_come_behind_those_that_a_sequence_has(phase):
+    cache, before = cache_of(phase, pages=8), ()
+    for end in (4, 9, 17):
+        cache.reserve("a", end)
+        (table,) = cache.tables("a")
+        assert table[: len(before)] == before, (
+            f"positions 0 to {4 * len(before) - 1} stay on pages {list(before)}, in front; with {end} positions your "
+            f"table is {list(table)}"
+        )
+        before = table
+
+
+@since("p04")
+@about("cache")
 def test_a_sequence_that_is_refused_stays_as_it_was_and_takes_nothing(phase):
     cache = cache_of(phase, pages=4)
     cache.reserve("a", 9)
@@ -56,6 +70,28 @@ def test_a_sequence_that_is_refused_stays_as_it_was_and_takes_nothing(phase):
     assert (held, stored) == (1, 3), (
         f"a refusal takes no page and stores nothing: b has 1 page, 3 positions; yours has {held}, {stored}"
     )
+
+
+@of("p04")
+@about("cache")
+def test_a_newcomer_that_is_refused_has_no_block_table(phase):
+    cache = cache_of(phase, pages=2)
+    assert not cache.reserve("a", 9), "2 pages have no room for 9 positions, and reserve says that they have"
+    found = cache.block_tables
+    assert not found, f"a was refused, and everything is as it was: no sequence has a table, {{}}; yours: {found}"
+
+
+@since("p04")
+@about("cache")
+def test_a_sequence_that_was_never_seen_can_be_released(phase):
+    cache = cache_of(phase, pages=4)
+    cache.reserve("a", 5)
+    try:
+        cache.release("b")
+    except KeyError as error:
+        raise AssertionError(f"b has no page, so its release changes nothing; yours raises KeyError: {error}") from None
+    held = cache.pages().held
+    assert held == 2, f"a's 5 positions are on 2 pages, and b had none to give back; yours has {held}"
 
 
 @of("p04")
@@ -264,6 +300,30 @@ def test_a_newcomer_leaves_every_running_sequence_a_page_to_grow(phase):
     assert first == ["a"] and count == 0, (
         f"of 5 pages a has one, and needs a second in the next step; b would take all others, and be sent back. So it "
         f"waits; yours starts {first}, with {count} preemptions"
+    )
+
+
+@of("p04")
+@about("scheduler")
+def test_as_many_give_way_as_a_long_span_needs(phase, monkeypatch):
+    """Here a span of decodes needs one page at most; with drafts (p08) it may need several."""
+    engine = engine_of(phase, *(ask(name, [5] * 3, max_tokens=12) for name in "abc"), pages=6)
+    engine.step()
+    scheduler, first = engine.scheduler, engine.scheduler.running[0]
+    monkeypatch.setattr(scheduler, "end_of_span", lambda _: 24)
+    found = scheduler.make_room(first), [sequence.request.id for sequence in scheduler.running]
+    assert found == (True, ["a"]), (
+        f"a, b and c have a page each of 6, and a needs all 6: c gives way and then b: (True, ['a']); yours: {found}"
+    )
+
+
+@since("p04")
+@about("scheduler")
+def test_a_sequence_that_is_alone_may_have_every_page(phase):
+    engine = engine_of(phase, ask("a", [5] * 13, max_tokens=3), pages=4)
+    plan = engine.scheduler.schedule()
+    assert plan is not None, (
+        "a's prompt needs all 4 pages, and its answer no more; none runs that could need one, so a starts; yours waits"
     )
 
 

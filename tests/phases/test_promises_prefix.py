@@ -82,6 +82,9 @@ def test_behind_a_fork_a_page_is_found_on_its_own_path_alone(phase):
     a, b, c, d = (list(range(first, first + PAGE)) for first in (0, 50, 100, 150))
     engine = engine_of(phase)
     serve(engine, ask("1", [*a, *b, *c, 9]), ask("2", [*a, *b, *d, 9]))
+    for prompt, wanted in (([*a, *b, *c, 9], (48, 1)), ([*a, *b, *d, 9], (48, 1))):
+        (span,) = computed([next(steps(submit(engine, [ask("3", prompt)])))], "3")
+        assert span == wanted, f"two pages before the fork and one behind it are found again: {wanted}; yours is {span}"
     for prompt, wanted in (([*a, *c, *d, 9], (16, 33)), ([*c, *a, 9], (0, 33))):
         (span,) = computed([next(steps(submit(engine, [ask("3", prompt)])))], "3")
         assert span == wanted, f"behind another page the same page has other keys: {wanted}; yours is {span}"
@@ -102,6 +105,17 @@ def test_answers_are_found_again_as_well(phase):
     turn = ask("turn", BEGINNING, max_tokens=PAGE + 1)
     span = second(phase, turn, ask("next", [*BEGINNING, *[1] * (PAGE + 1), 70]))
     assert span == (48, 2), f"32 tokens of prompt and 16 of the answer fill three pages: (48, 2); yours is {span}"
+
+
+@since("p05")
+@about("cache")
+def test_a_page_whose_last_token_was_sampled_and_never_stored_is_not_found(phase):
+    """a ends with the token that would fill its second page: no step has computed that token's keys."""
+    a, b = ask("a", BEGINNING[:-1]), ask("b", [*BEGINNING[:-1], 1, 70])
+    span = second(phase, a, b)
+    assert span == (16, 17), (
+        f"a stored 31 positions, its answer would be the 32nd: one page is full, so b's span is (16, 17); yours: {span}"
+    )
 
 
 @since("p05")

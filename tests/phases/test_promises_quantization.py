@@ -159,15 +159,46 @@ def test_what_the_factors_widened_is_narrowed_again(phase):
     assert off < 0.1, f"with eight bits the matrix is nearly what it was; yours is off by {off:.0%}"
 
 
+def off(x: Tensor, w: Tensor, factors: Tensor) -> float:
+    return float((x @ (awq.rounded(w, factors) - w).T).square().mean())
+
+
+def proposals(x: Tensor, w: Tensor) -> list[Tensor]:
+    """List the factors that the search tries: plain rounding's, then those of each exponent."""
+    x_size, w_size = x.abs().mean(0), awq.size_in_group(w)
+    return [torch.ones_like(x_size), *(awq.factors_at(ratio, x_size, w_size) for ratio in awq.RATIOS)]
+
+
 @of("p07")
 def test_the_search_finds_the_least_error_of_the_output(phase):
     x, w = loud_layer()
-    x_size, w_size = x.abs().mean(0), awq.size_in_group(w)
-    tried = [torch.ones(256, dtype=torch.float64), *(awq.factors_at(ratio, x_size, w_size) for ratio in awq.RATIOS)]
-    plain, *others = (float((x @ (awq.rounded(w, factors) - w).T).square().mean()) for factors in tried)
-    found = float((x @ (awq.rounded(w, awq.search(x, w)) - w).T).square().mean())
+    plain, *others = (off(x, w, factors) for factors in proposals(x, w))
+    found = off(x, w, awq.search(x, w))
     assert found <= min(others) * 1.0001, f"the least error is {min(others):.3f}, plain {plain:.3f}; yours {found:.3f}"
-    assert found < plain / 2, "with one loud channel, factors bring the error below a half"
+    assert found < plain / 2, f"one channel is loud: factors bring {plain:.2f} below a half of it; yours: {found:.2f}"
+
+
+@of("p07")
+def test_the_search_tries_every_exponent(phase):
+    """The error does not fall and then rise: here the first exponent is worse than none, and the ninth the best."""
+    x, w = normal(60, 64, seed=3), normal(8, 64, seed=53) * 0.1
+    x[:, 3] *= 20
+    errors = [off(x, w, factors) for factors in proposals(x, w)]
+    found, least = off(x, w, awq.search(x, w)), min(errors)
+    assert found <= least * 1.0001, (
+        f"plain rounding and the exponents in turn are off by {', '.join(f'{each:.4f}' for each in errors[:10])} …: "
+        f"the least is {least:.4f}; yours has {found:.4f}"
+    )
+
+
+@of("p07")
+def test_factors_are_those_of_mean_inputs_and_of_weights_relative_to_their_group(phase):
+    x, w = loud_layer()
+    found, tried = awq.search(x, w), proposals(x, w)
+    assert any(torch.allclose(found, factors) for factors in tried), (
+        "the search returns what factors_at proposes for each channel's mean |x| and size_in_group(w), at one of the "
+        f"RATIOS; yours are of none of them: {[round(value, 3) for value in found[5:9].tolist()]} for channels 5 to 8"
+    )
 
 
 @of("p07")

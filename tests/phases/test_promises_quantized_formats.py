@@ -95,7 +95,10 @@ def test_a_block_of_zeros_has_a_scale_that_can_be_divided_by(phase):
     for name in ("mxfp4", "nvfp4"):
         for w in (zeros, mixed):
             found = getattr(formats, name)(w)
-            assert torch.equal(found, w), f"{name}: zeros stay zeros; yours give {found[0, :2].tolist()} …"
+            assert torch.equal(found, w), (
+                f"{name}: 64 weights that begin with {w[0, 0]:g} and end with {w[0, -1]:g} are what they were; yours "
+                f"begin with {found[0, 0]:g} and end with {found[0, -1]:g}"
+            )
 
 
 @of("p07")
@@ -108,10 +111,24 @@ def test_a_scale_of_nv_is_an_e4m3_times_one_number_for_all_blocks(phase):
 
 
 @of("p07")
+def test_a_block_far_below_the_others_has_the_smallest_scale_and_not_zero(phase):
+    largest = torch.tensor([[6.0 * 448, 6 * 2.0**-11, 0.0]])
+    found = formats.two_scales(largest)[0].tolist()
+    assert found == [448.0, 2.0**-9, 2.0**-9], (
+        f"blocks whose largest weights are 2688, 0.0029 and 0: the last two need less than E4M3's smallest point, and "
+        f"have that point, 2^-9 = 0.00195; yours: {found}"
+    )
+
+
+@of("p07")
 def test_mxfp4_is_the_engines(phase):
     w = normal(6, 96, seed=3) * torch.tensor([1.0, 30.0, 0.01]).repeat_interleave(32)
-    wanted = engines.wide_blocks(engines.to_blocks(w.view(-1, 32))).view(w.shape)
-    assert torch.equal(formats.mxfp4(w), wanted), "a block of 32 with its power of two: some weight is another one"
+    wanted, found = engines.wide_blocks(engines.to_blocks(w.view(-1, 32))).view(w.shape), formats.mxfp4(w)
+    row, column = divmod(int((found - wanted).abs().argmax()), 96)
+    assert torch.equal(found, wanted), (
+        f"in blocks of 32 with a power of two each, {w[row, column]:g} becomes {wanted[row, column]:g}; yours "
+        f"{found[row, column]:g}"
+    )
 
 
 @of("p07")
@@ -131,9 +148,24 @@ def test_a_vector_of_keys_or_values_has_a_scale_of_its_own(phase):
     x = torch.tensor([[[1.0, -127.0], [0.5, 0.25]], [[254.0, 2.0], [0.0, 0.0]]])
     codes, scale = kv.store(x)
     found = [[round(each, 5) for each in row] for row in scale.tolist()]
-    assert found[0] == [1.0, 0.00394] and found[1][0] == 2.0, f"scales [[1, 0.00394], [2, …]]; yours {found}"
-    assert codes.dtype == torch.int8 and codes[0].tolist() == [[1, -127], [127, 64]], f"yours: {codes[0].tolist()}"
+    assert found[0] == [1.0, 0.00394] and found[1][0] == 2.0, (
+        f"the largest of (1, -127) and of (0.5, 0.25), divided by 127: 1 and 0.00394; of (254, 2): 2; yours: {found}"
+    )
+    assert codes.dtype == torch.int8, f"codes are int8; yours are {codes.dtype}"
+    assert codes[0].tolist() == [[1, -127], [127, 64]], (
+        f"(1, -127) in steps of 1 and (0.5, 0.25) of 0.00394: [[1, -127], [127, 64]]; yours: {codes[0].tolist()}"
+    )
     assert codes[1].tolist() == [[127, 1], [0, 0]], f"a vector of zeros has codes of zero; yours: {codes[1].tolist()}"
+
+
+@of("p07")
+def test_scales_are_float32_whatever_the_type_of_keys_and_values(phase):
+    x = torch.tensor([[[1.0, 0.3]]], dtype=torch.bfloat16)
+    _, scale = kv.store(x)
+    found = scale.dtype, scale.item()
+    assert found == (torch.float32, torch.tensor(1 / 127).item()), (
+        f"vectors in bfloat16, the largest number 1: the scale is 1 / 127 = 0.007874 in float32; yours: {found}"
+    )
 
 
 @of("p07")
@@ -141,7 +173,11 @@ def test_what_is_stored_for_a_token_depends_on_no_other(phase):
     x = normal(9, 2, 16)
     whole, piece = kv.store(x), kv.store(x[:4])
     same = all(torch.equal(one[:4], other) for one, other in zip(whole, piece, strict=True))
-    assert same, "four tokens alone and the first four of nine: codes and scales are the same"
+    scales = [[round(each, 4) for each in stored[1][:2, 0].tolist()] for stored in (piece, whole)]
+    assert same, (
+        f"four tokens alone and the first four of nine have the same codes and scales; yours have scales "
+        f"{scales[0]} … and {scales[1]} …"
+    )
 
 
 @of("p07")
@@ -165,7 +201,10 @@ def test_attention_over_codes_is_attention_over_the_vectors_that_they_stand_for(
     (k, k_scale), (v, v_scale) = kv.store(keys), kv.store(values)
     found = kv.mixed(kv.scores(q, k[:, 0], k_scale[:, 0]).softmax(0), v[:, 0], v_scale[:, 0])
     wanted = (kv.int8(keys)[:, 0] @ q).softmax(0) @ kv.int8(values)[:, 0]
-    assert torch.allclose(found, wanted, atol=1e-5), "the same numbers, whether they are widened before or after"
+    shown = [[round(each, 3) for each in output[:3].tolist()] for output in (wanted, found)]
+    assert torch.allclose(found, wanted, atol=1e-5), (
+        f"one query over 20 keys, widened first: {shown[0]} …; the same over their codes; yours: {shown[1]} …"
+    )
 
 
 @pytest.mark.parametrize(("way", "most"), [(kv.int8, 0.02), (kv.fp8, 0.06), (kv.int4, 0.2), (kv.int4_by_channel, 0.2)])

@@ -32,6 +32,12 @@ def test_an_ending_that_was_seen_several_times_is_followed_from_its_last_place(p
 
 
 @of("p08")
+def test_an_ending_is_found_however_long_ago_it_was_seen(phase):
+    found = seen_before([1, 2, *range(10, 2010), 1, 2])
+    assert found == 2, f"in 1, 2, then 2000 other tokens, then 1, 2 again, the text goes on at place 2; yours: {found}"
+
+
+@of("p08")
 def test_a_longer_ending_is_better_evidence_than_a_later_one(phase):
     goes_on([1, 2, 3, 4, 5, 9, 2, 3, 6, 1, 2, 3], 3, "the last three tokens stood at place 0, the last two at place 6")
 
@@ -119,7 +125,8 @@ def test_what_is_left_is_a_span_like_any_other(phase):
     span, result = verified([5, 6, 7], (5, 9, 7, 1))
     assert (span.start, span.slot) == (10, 0), "the span begins where it began"
     assert span.logits == 1, f"without its drafts the span is sampled from once, at its end; yours has {span.logits}"
-    assert result.logprobs == Logprobs((b"\0", b"\1")), "a log-probability for each token that is kept, in their order"
+    same = result.logprobs == Logprobs((b"\0", b"\1"))  # apart, since these have no repr: they are no floats
+    assert same, f"a log-probability for each token that is kept, in their order: 2; yours keeps {len(result.logprobs)}"
 
 
 # -- rollback ----------------------------------------------------------------------------------------------------------
@@ -146,6 +153,17 @@ def test_a_sequence_keeps_the_pages_that_it_still_fills(phase, end, pages):
     counts = cache.pages()
     assert counts.free == 8 - pages, f"{pages} of 8 pages are held, so {8 - pages} are free; yours: {counts}"
     cache.check()
+
+
+@of("p08")
+def test_the_last_page_that_is_taken_back_is_given_back_first(phase):
+    """The free pages are a stack, so the order shows in the pages that the next reservation takes."""
+    cache = cache_of(a=16)
+    before = cache.tables("a")[0]
+    cache.truncate("a", 4)
+    cache.reserve("a", 16)
+    now = cache.tables("a")[0]
+    assert now == before, f"pages go back last one first, and so come again in their old order: {before}; yours: {now}"
 
 
 @of("p08")
