@@ -69,16 +69,19 @@ def test_a_beginning_is_measured_alike_twice_and_otherwise_with_another_seed(pha
     module = beginning(task, tmp_path)
     first, again, other = (task.trial(module, seed) for seed in (5, 5, 6))
     counted = {name: value for name, value in first.items() if not (task.clocked and name == task.counts)}
-    assert {task.counts, *task.bounds} <= first.keys() and first[task.counts] > 0
+    assert {task.counts, *task.bounds, *task.needs} <= first.keys() and first[task.counts] > 0
     assert counted == {name: again[name] for name in counted}
     assert first != other
+    found = attempt.found(task, (5,), {"mine": [first], "base": [first]}, "")
+    assert found.counts(task) and not found.reached(task), "an unchanged file counts"
 
 
 @pytest.mark.parametrize("phase", TASKS)
 def test_a_goal_is_beyond_the_beginning(phase):
     task = task_of(phase)
     assert not task.reached(1.0) and task.reached(task.reach)
-    assert all(most > 0 for most in task.bounds.values()) and task.trials >= 2
+    assert all(most >= 1 for most in task.bounds.values()) and all(0 < most < 1 for most in task.needs.values())
+    assert task.trials >= 2
 
 
 @pytest.mark.parametrize("phase", TASKS)
@@ -379,6 +382,38 @@ def test_a_goal_is_reached_within_its_bounds_alone(mine, says):
     best = Best(0.49, True, "2026-05-01", "ab" * 32, "yours.py")
     lines = "\n".join(report.lines(TASK, found, best))
     assert says in lines and found.reached(TASK) == (says == "Reached.") and "0.49, reached, 2026-05-01" in lines
+
+
+@pytest.mark.parametrize(
+    ("mine", "counts", "says"),
+    [
+        ({"rows": 49.0, "steps": 8.0}, True, "Reached."),
+        ({"rows": 51.0, "steps": 8.0}, True, "Not yet."),
+        ({"rows": 49.0, "steps": 8.5}, True, "Not yet: the score is enough, and steps must become smaller."),
+        ({"rows": 49.0, "steps": 10.5}, False, "1.05 of the beginning's, the goal is 0.80 or less; above 1.00 a score"),
+    ],
+)
+def test_a_second_goal_is_needed_and_a_score_counts_without_it(mine, counts, says):
+    task = Open("Halve it.", "rows", "rows", 0.5, lambda yours, seed: {}, "", needs={"steps": 0.8})
+    found = attempt.found(task, (1,), {"mine": [mine], "base": [{"rows": 100.0, "steps": 10.0}]}, "")
+    assert says in "\n".join(report.lines(task, found, None))
+    assert found.counts(task) == counts and found.reached(task) == (says == "Reached.")
+
+
+def test_the_ladder_prefers_an_attempt_that_reaches_the_goal():
+    task = Open("Halve it.", "rows", "rows", 0.5, lambda yours, seed: {}, "", needs={"steps": 0.8})
+
+    def found(rows: float, steps: float) -> Found:
+        return attempt.found(
+            task, (1,), {"mine": [{"rows": rows, "steps": steps}], "base": [{"rows": 1, "steps": 1}]}, ""
+        )
+
+    def best(ratio: float, reached: bool) -> Best:
+        return Best(ratio, reached, "2026-05-01", "ab" * 32, "yours.py")
+
+    assert found(0.45, 0.7).better(task, best(0.3, False)) and not found(0.3, 0.9).better(task, best(0.45, True))
+    assert found(0.4, 0.7).better(task, best(0.45, True)) and not found(0.46, 0.7).better(task, best(0.45, True))
+    assert found(0.9, 1.0).better(task, None)
 
 
 def test_a_time_is_judged_by_the_median_of_its_trials():

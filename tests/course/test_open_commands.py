@@ -49,9 +49,10 @@ def test_a_task_is_begun_measured_and_refused(gradus, tmp_path):
     assert (
         code == 1
         and "score      1.00, the goal is 0.85 or less" in out
-        and out.endswith("\nNot yet: a bound is exceeded, so this score does not count.\n")
+        and "fullest    1.00 of the beginning's, the goal is 0.90 or less\n" in out
+        and out.endswith("\nNot yet.\n")
     )
-    assert "seeds 3, " in out and "your best" not in out
+    assert "seeds 3, " in out and "your best  1.00, not reached" in out
 
     file.write_text("def place(seen, experts, ranks):\n    return [0] * experts\n")
     code, out, _ = gradus("check", "--open", "p14")
@@ -115,7 +116,12 @@ def test_the_ladder_keeps_the_best_attempt_that_counts(gradus, found, tmp_path):
     found(0.8)
     code, out, _ = gradus("check", "--open", "p14")
     assert code == 0 and out.endswith("\nReached.\n") and f"your best  0.80, reached, {today}, file " in out
-    for worse in (lambda: found(0.84), lambda: found(0.5, fullest=0.95), lambda: found(error="a wrong token")):
+    for worse in (
+        lambda: found(0.84),
+        lambda: found(0.5, fullest=0.95),
+        lambda: found(0.5, fullest=1.05),
+        lambda: found(error="a wrong token"),
+    ):
         worse()
         gradus("check", "--open", "p14")
         assert json.loads((tmp_path / "exercises" / "ladder.json").read_text())["p14"]["ratio"] == 0.8
