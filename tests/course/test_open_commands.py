@@ -99,6 +99,17 @@ def test_kernels_are_interpreted(tmp_path):
     )
     result = attempt.attempt(info, file, seed=1)
     assert not result.error and result.ratio > 1  # a gather in torch is counted, too
+    for copied, says in (("torch.stack([each[page] for page in used])", ""), ("each.numpy()[used]", "stay in torch")):
+        file.write_text(
+            "import torch\nfrom phases.p09_triton_attention.paged_attention import paged_attention\n\n\n"
+            "def attend(q, keys, values, tables, lengths, scale):\n"
+            "    start, used = lengths.new_tensor(range(len(lengths) + 1)), tables.unique().tolist()\n"
+            "    tables = torch.searchsorted(torch.tensor(used), tables)\n"
+            f"    keys, values = ({copied} for each in (keys, values))\n"
+            "    return paged_attention(q, keys, values, tables, start, lengths, longest=1, scale=scale)\n"
+        )
+        result = attempt.attempt(info, file, seed=1)
+        assert says in result.error and (says or result.ratio > 1)  # reading a copy is reading, too
 
 
 def test_the_ladder_keeps_the_best_attempt_that_counts(gradus, found, tmp_path):
