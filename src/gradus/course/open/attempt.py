@@ -101,12 +101,14 @@ def attempt(phase: PhaseInfo, file: Path, seed: int | None = None) -> Found:
         facts = Path(folder) / "facts.json"
         command = [sys.executable, "-m", "gradus.course.open.judge", "--phase", phase.name]
         command += ["--file", str(file.resolve()), "--seeds", ",".join(map(str, seeds)), "--facts", str(facts)]
-        triton = {"TRITON_INTERPRET": "1"} if task.interpreted else {}  # read when Triton is first imported
+        settings = {"OMP_NUM_THREADS": "1"}  # small operations: a second thread waits for a core that others use
+        if task.interpreted:
+            settings["TRITON_INTERPRET"] = "1"  # read when Triton is first imported
         try:
             done = subprocess.run(
                 command,
                 cwd=repository(phase),
-                env=os.environ | triton,
+                env=os.environ | settings,
                 capture_output=True,
                 text=True,
                 errors="replace",
