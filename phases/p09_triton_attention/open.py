@@ -6,9 +6,10 @@ these are most of the bytes that a step reads. They are counted in the loads of 
 
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from random import Random
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -40,44 +41,72 @@ FAMILIES = ((4, 12), (3, 6), (1, 0))  # sequences, and the pages that they share
 
 
 class Reads(TorchDispatchMode):
-    """Bytes of keys and values that are read: by kernels, where they load, and by torch's operations, all they get."""
+    """Bytes of keys and values that are read: by kernels, where they load, and by torch's operations, all they get.
 
-    def __init__(self, *stored: Tensor) -> None:
+    A copy of them is read like them. So a kernel's loads of any numbers but those of q count; and a result of an
+    operation that is as large as the keys or values it was made of is taken for a copy.
+    """
+
+    def __init__(self, q: Tensor, *stored: Tensor) -> None:
         super().__init__()
-        self.ranges = [(each.data_ptr(), each.data_ptr() + each.nbytes) for each in stored]
+        self.q, self.stored = q, list(stored)  # copies are added, and kept: no other tensor gets their addresses
         self.bytes = 0
 
     def loaded(self, addresses: Any, mask: Any, width: int) -> None:
-        for first, end in self.ranges:
-            self.bytes += width * int(((addresses >= first) & (addresses < end) & mask).sum())
+        first, end = self.q.data_ptr(), self.q.data_ptr() + self.q.nbytes
+        self.bytes += width * int((((addresses < first) | (addresses >= end)) & mask).sum())
 
     def holds(self, x: object) -> bool:
-        return isinstance(x, Tensor) and any(first <= x.data_ptr() < end for first, end in self.ranges)
+        return isinstance(x, Tensor) and storage(x) in map(storage, self.stored)
 
     def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = operation(*args, **(kwargs or {}))
-        only_shape = re.search(r"::new_|_like$", operation._schema.name)
-        if not only_shape and not any(map(self.holds, tree_leaves(out))):  # a view reads nothing
-            self.bytes += sum(x.nbytes for x in tree_leaves((args, kwargs)) if self.holds(x))
+        if not re.search(r"::new_|_like$", operation._schema.name):  # these look at a shape alone
+            made = [x for x in tree_leaves(out) if isinstance(x, Tensor)]
+            self.read([x for x in tree_leaves((args, kwargs)) if self.holds(x)], made)
         return out
+
+    def read(self, given: list[Tensor], made: list[Tensor]) -> None:
+        """Count what an operation was given, unless it made only a view of that. Remember copies."""
+        places = {storage(x) for x in made}
+        if size := sum(x.nbytes for x in given if storage(x) not in places):
+            self.bytes += size
+            self.stored += [x for x in made if x.nbytes >= size and not self.holds(x)]
+
+    def kept_in_torch(self, name: str) -> Callable[..., Any]:
+        """A tensor's method that takes its numbers out of torch: refused for keys and values."""
+        inner = getattr(Tensor, name)
+
+        def method(x: Tensor, *args: Any, **kwargs: Any) -> Any:
+            if self.holds(x):
+                raise Refused(f"{name}() takes keys or values to where their reads are not counted: stay in torch")
+            return inner(x, *args, **kwargs)
+
+        return method
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Count the loads of interpreted kernels within the block."""
+        """Count the loads of interpreted kernels within the block. Keys and values cannot leave torch."""
         from triton.runtime.interpreter import interpreter_builder as builder
 
         load: Callable[..., Any] = builder.create_masked_load
 
         def counted(ptrs: Any, mask: Any, *rest: Any) -> Any:
-            self.loaded(ptrs.data, mask.data, ptrs.get_element_ty().primitive_bitwidth // 8)
+            if (kind := ptrs.get_element_ty()).is_floating():
+                self.loaded(ptrs.data, mask.data, kind.primitive_bitwidth // 8)
             return load(ptrs, mask, *rest)
 
         builder.create_masked_load = counted
-        try:
-            with self:
-                yield
-        finally:
-            del builder.create_masked_load
+        with ExitStack() as stack:
+            stack.callback(delattr, builder, "create_masked_load")
+            for name in ("numpy", "tolist"):
+                stack.enter_context(patch.object(Tensor, name, self.kept_in_torch(name)))
+            stack.enter_context(self)
+            yield
+
+
+def storage(x: Tensor) -> int:
+    return x.untyped_storage().data_ptr()
 
 
 def batch(seed: int) -> tuple[Tensor, ...]:
@@ -103,9 +132,10 @@ def trial(yours: Any, seed: int) -> Trial:
     query_start = torch.arange(len(q) + 1)
     scale = WIDTH**-0.5
     wanted = paged_attention_reference(q, keys, values, tables, query_start, lengths, longest=1, scale=scale)
-    reads = Reads(keys, values)
+    asked = q.clone()
+    reads = Reads(asked, keys, values)
     with reads.watching():
-        out = yours.attend(q.clone(), keys, values, tables.clone(), lengths.clone(), scale)
+        out = yours.attend(asked, keys, values, tables.clone(), lengths.clone(), scale)
     if out.shape != wanted.shape or not torch.allclose(out, wanted, atol=1e-4):
         raise Refused("the result is not that of attention")
     return {"read": float(reads.bytes)}

@@ -4,11 +4,14 @@ p12 exchanges whatever is simplest: summands for every row, embeddings that one 
 for one that is chosen. The bytes that leave a rank are counted, and those of its weights.
 """
 
+import gc
+from collections.abc import Iterator
 from random import Random
+from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, UntypedStorage
 
 from gradus import phases
 from gradus.course.open.declaration import Open, Refused, Trial
@@ -33,12 +36,14 @@ from phases.p12_parallelism.exchange import Exchange
 def cut(whole: Model, exchange: Exchange) -> Model:
     """Make this rank's model. Change what you like: what is cut, what is copied, what is sent instead of what.
 
-    `exchange` has `place`, and `gather`, `send` and `receive` as p12's.
+    `exchange` has `place`, and `gather`, `send` and `receive` as p12's. Every rank must choose the model's tokens, each
+    with the model's score in `logits`: what is sent is not rounded.
     """
     return model.cut(whole, exchange)
 '''
 
 RANKS, REQUESTS, TOKENS = 2, 4, 16
+EXACT = 1e-4  # sums in another order differ by some millionths, halves by a thousandth
 
 
 class Counted:
@@ -71,28 +76,51 @@ def trial(yours: Any, seed: int) -> Trial:
     requests = [Request.create(ask.name, list(ask.prompt), params, settings.limits) for ask in wanted]
     files = [yours, *(again(yours) for _ in range(1, RANKS))]  # each rank has variables of its own
 
-    def run(exchange: Exchange) -> tuple[dict[str, list[int]], int, int]:
+    def run(exchange: Exchange) -> tuple[dict[str, list[int]], int, int, Tensor]:
         counted = Counted(exchange)
         part: Model = files[exchange.place.rank].cut(whole, counted)
         engine = phases.load("p03").build(part, settings)
-        return answers([engine], requests), counted.sent(), kept(part, whole)
+        tokens, sent = answers([engine], requests), counted.sent()
+        return tokens, sent, kept(part, whole), best_scores(part, wanted[0])
 
-    ranks = on_all_ranks(run, parts=RANKS)
-    for tokens, _, _ in ranks:
+    ranks, scores = on_all_ranks(run, parts=RANKS), best_scores(whole, wanted[0])
+    for tokens, _, _, mine in ranks:
         verify(whole, wanted, {name: [(token, None) for token in each] for name, each in tokens.items()})
-    return {"sent": sum(sent for _, sent, _ in ranks), "kept": max(mine for _, _, mine in ranks)}
+        if (error := float((mine - scores).abs().max())) > EXACT:
+            raise Refused(f"a rank's best score differs from the model's by {error:.5f}: something was rounded")
+    return {"sent": sum(sent for _, sent, _, _ in ranks), "kept": max(mine for _, _, mine, _ in ranks)}
+
+
+@torch.inference_mode()
+def best_scores(model: Model, ask: Ask) -> Tensor:
+    """The score of the likeliest token after each token of a prompt."""
+    attention = phases.find("p00").module("no_cache").Recompute(model.config)
+    hidden = model(torch.tensor(ask.prompt), torch.arange(len(ask.prompt)), attention)
+    return model.logits(hidden).amax(dim=-1)
 
 
 def kept(part: Model, whole: Model) -> int:
     """Bytes of a rank's own weights. Raises Refused if some of them are the whole model's: they would not be there."""
-    storages = {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in tensors(part)}
-    if storages.keys() & {each.untyped_storage().data_ptr() for each in tensors(whole)}:
+    storages = {storage.data_ptr(): storage.nbytes() for storage in storages_of(part)}
+    if storages.keys() & {storage.data_ptr() for storage in storages_of(whole)}:
         raise Refused("a rank's weights are copies of its part, and not views of the whole model's")
     return sum(storages.values())
 
 
-def tensors(model: Model) -> list[Tensor]:
-    return [each for each in (*model.parameters(), *model.buffers()) if isinstance(each, torch.Tensor)]
+def storages_of(model: Model) -> Iterator[UntypedStorage]:
+    """The memory of every tensor that a model refers to, as a parameter or in any other way: in a list, a closure."""
+    left, seen = [model], set()
+    while left:
+        one = left.pop()
+        if id(one) in seen or isinstance(one, (type, ModuleType, Counted)):
+            continue
+        seen.add(id(one))
+        if isinstance(one, Tensor):
+            yield one.untyped_storage()
+        elif isinstance(one, FunctionType):  # and not the names of its file
+            left += [one.__closure__, one.__defaults__, one.__kwdefaults__]
+        else:
+            left += gc.get_referents(one)
 
 
 TASK = Open(

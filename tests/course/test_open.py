@@ -69,16 +69,19 @@ def test_a_beginning_is_measured_alike_twice_and_otherwise_with_another_seed(pha
     module = beginning(task, tmp_path)
     first, again, other = (task.trial(module, seed) for seed in (5, 5, 6))
     counted = {name: value for name, value in first.items() if not (task.clocked and name == task.counts)}
-    assert {task.counts, *task.bounds} <= first.keys() and first[task.counts] > 0
+    assert {task.counts, *task.bounds, *task.needs} <= first.keys() and first[task.counts] > 0
     assert counted == {name: again[name] for name in counted}
     assert first != other
+    found = attempt.found(task, (5,), {"mine": [first], "base": [first]}, "")
+    assert found.counts(task) and not found.reached(task), "an unchanged file counts"
 
 
 @pytest.mark.parametrize("phase", TASKS)
 def test_a_goal_is_beyond_the_beginning(phase):
     task = task_of(phase)
     assert not task.reached(1.0) and task.reached(task.reach)
-    assert all(most > 0 for most in task.bounds.values()) and task.trials >= 2
+    assert all(most >= 1 for most in task.bounds.values()) and all(0 < most < 1 for most in task.needs.values())
+    assert task.trials >= 2
 
 
 @pytest.mark.parametrize("phase", TASKS)
@@ -329,28 +332,93 @@ def test_p08_refuses_a_drafter_that_writes():
         task_of("p08").trial(SimpleNamespace(Drafter=Writing), 1)
 
 
-def test_p11_refuses_another_language_and_a_lazy_automaton():
-    from phases.p11_structured_output.dfa import Dfa, dfa_of
+def test_p11_refuses_another_language_and_a_lazy_automaton(tmp_path):
+    for returned, says in (
+        ("Dfa(right.steps, [True] * len(right.steps))", "is not the expression's"),
+        ("Dfa([OrderedDict(step) for step in right.steps], right.accepting)", "complete when it is returned"),
+    ):
+        module = beginning(
+            task_of("p11"),
+            tmp_path,
+            lambda source, returned=returned: (
+                "from collections import OrderedDict\n"
+                + source.replace("return subsets(nfa, last)", f"right = subsets(nfa, last)\n    return {returned}")
+            ),
+        )
+        with pytest.raises(Refused, match=says):
+            task_of("p11").trial(module, 1)
 
-    def other(node):
-        right = dfa_of(node)
-        return Dfa(right.steps, [True] * len(right.steps))
 
-    with pytest.raises(Refused, match="is not the expression's"):
-        task_of("p11").trial(SimpleNamespace(dfa_of=other), 1)
-
-    class Lazy(dict):
-        pass
-
-    with pytest.raises(Refused, match="complete when it is returned"):
-        lazy = lambda node: Dfa([Lazy(step) for step in dfa_of(node).steps], dfa_of(node).accepting)  # noqa: E731
-        task_of("p11").trial(SimpleNamespace(dfa_of=lazy), 1)
+def test_p11_counts_all_threads_and_keeps_nothing_between_trials(tmp_path):
+    """The automaton is built elsewhere, or only once: neither takes less than building it."""
+    task = task_of("p11")
+    base = task.trial(beginning(task, tmp_path), 1)["compiling"]
+    for change in (
+        ("return subsets(nfa, last)", "return ThreadPoolExecutor().submit(subsets, nfa, last).result()"),
+        ("def dfa_of", "@lru_cache(None)\ndef dfa_of"),
+    ):
+        module = beginning(
+            task,
+            tmp_path,
+            lambda source, change=change: (
+                "from concurrent.futures import ThreadPoolExecutor\nfrom functools import lru_cache\n"
+                + source.replace(*change)
+            ),
+        )
+        task.trial(module, 1)
+        assert task.trial(module, 1)["compiling"] > base / 3
 
 
 def test_p12_refuses_a_rank_that_reads_the_whole_model(tmp_path):
     module = beginning(task_of("p12"), tmp_path, lambda _: "def cut(whole, exchange):\n    return whole\n")
     with pytest.raises(Refused, match="copies of its part"):
         task_of("p12").trial(module, 1)
+
+
+HELD = (
+    "\n\nclass Table(torch.nn.Module):\n    def __init__(self, rows):\n        super().__init__()\n        {held}\n\n"
+)
+
+
+@pytest.mark.parametrize(
+    "held", ["self.rows = rows.detach()[:]", "self.rows = [rows.detach()]", "self.f = lambda: rows"]
+)
+def test_p12_finds_weights_that_are_no_parameters(held, tmp_path):
+    module = beginning(
+        task_of("p12"),
+        tmp_path,
+        lambda source: source.replace("\n\n@torch", f"{HELD.format(held=held)}\n@torch").replace(
+            "return model.cut(whole, exchange)",
+            "part = model.cut(whole, exchange)\n    part.table = Table(whole.head.weight)\n    return part",
+        ),
+    )
+    with pytest.raises(Refused, match="copies of its part"):
+        task_of("p12").trial(module, 1)
+
+
+def test_p12_refuses_what_is_sent_in_fewer_bits(tmp_path):
+    half = (
+        "\n\nclass Half:\n    def __init__(self, inner):\n        self.inner, self.place = inner, inner.place\n\n"
+        "    def gather(self, x):\n        return self.inner.gather(x.half()).float()\n\n"
+    )
+    module = beginning(
+        task_of("p12"),
+        tmp_path,
+        lambda source: source.replace("\n\n@torch", f"{half}\n@torch").replace(
+            "whole, exchange)\n", "whole, Half(exchange))\n"
+        ),
+    )
+    with pytest.raises(Refused, match="something was rounded"):
+        task_of("p12").trial(module, 1)
+
+
+def test_p13_asks_for_more_than_refusing_what_is_late(tmp_path):
+    task = task_of("p13")
+    base = task.trial(beginning(task, tmp_path), 1)
+    late = "return [one.number for one in waiting if now - one.at < 0.55]"
+    module = beginning(task, tmp_path, lambda source: source.replace("return [one.number for one in waiting]", late))
+    found = attempt.found(task, (1,), {"mine": [task.trial(module, 1)], "base": [base]}, "")
+    assert 0.2 < found.ratio < 0.5 and found.counts(task) and not found.reached(task)
 
 
 def test_p13_and_p14_refuse_answers_of_the_wrong_form():
@@ -379,6 +447,38 @@ def test_a_goal_is_reached_within_its_bounds_alone(mine, says):
     best = Best(0.49, True, "2026-05-01", "ab" * 32, "yours.py")
     lines = "\n".join(report.lines(TASK, found, best))
     assert says in lines and found.reached(TASK) == (says == "Reached.") and "0.49, reached, 2026-05-01" in lines
+
+
+@pytest.mark.parametrize(
+    ("mine", "counts", "says"),
+    [
+        ({"rows": 49.0, "steps": 8.0}, True, "Reached."),
+        ({"rows": 51.0, "steps": 8.0}, True, "Not yet."),
+        ({"rows": 49.0, "steps": 8.5}, True, "Not yet: the score is enough, and steps must become smaller."),
+        ({"rows": 49.0, "steps": 10.5}, False, "1.05 of the beginning's, the goal is 0.80 or less; above 1.00 a score"),
+    ],
+)
+def test_a_second_goal_is_needed_and_a_score_counts_without_it(mine, counts, says):
+    task = Open("Halve it.", "rows", "rows", 0.5, lambda yours, seed: {}, "", needs={"steps": 0.8})
+    found = attempt.found(task, (1,), {"mine": [mine], "base": [{"rows": 100.0, "steps": 10.0}]}, "")
+    assert says in "\n".join(report.lines(task, found, None))
+    assert found.counts(task) == counts and found.reached(task) == (says == "Reached.")
+
+
+def test_the_ladder_prefers_an_attempt_that_reaches_the_goal():
+    task = Open("Halve it.", "rows", "rows", 0.5, lambda yours, seed: {}, "", needs={"steps": 0.8})
+
+    def found(rows: float, steps: float) -> Found:
+        return attempt.found(
+            task, (1,), {"mine": [{"rows": rows, "steps": steps}], "base": [{"rows": 1, "steps": 1}]}, ""
+        )
+
+    def best(ratio: float, reached: bool) -> Best:
+        return Best(ratio, reached, "2026-05-01", "ab" * 32, "yours.py")
+
+    assert found(0.45, 0.7).better(task, best(0.3, False)) and not found(0.3, 0.9).better(task, best(0.45, True))
+    assert found(0.4, 0.7).better(task, best(0.45, True)) and not found(0.46, 0.7).better(task, best(0.45, True))
+    assert found(0.9, 1.0).better(task, None)
 
 
 def test_a_time_is_judged_by_the_median_of_its_trials():

@@ -49,9 +49,10 @@ def test_a_task_is_begun_measured_and_refused(gradus, tmp_path):
     assert (
         code == 1
         and "score      1.00, the goal is 0.85 or less" in out
-        and out.endswith("\nNot yet: a bound is exceeded, so this score does not count.\n")
+        and "fullest    1.00 of the beginning's, the goal is 0.90 or less\n" in out
+        and out.endswith("\nNot yet.\n")
     )
-    assert "seeds 3, " in out and "your best" not in out
+    assert "seeds 3, " in out and "your best  1.00, not reached" in out
 
     file.write_text("def place(seen, experts, ranks):\n    return [0] * experts\n")
     code, out, _ = gradus("check", "--open", "p14")
@@ -98,6 +99,17 @@ def test_kernels_are_interpreted(tmp_path):
     )
     result = attempt.attempt(info, file, seed=1)
     assert not result.error and result.ratio > 1  # a gather in torch is counted, too
+    for copied, says in (("torch.stack([each[page] for page in used])", ""), ("each.numpy()[used]", "stay in torch")):
+        file.write_text(
+            "import torch\nfrom phases.p09_triton_attention.paged_attention import paged_attention\n\n\n"
+            "def attend(q, keys, values, tables, lengths, scale):\n"
+            "    start, used = lengths.new_tensor(range(len(lengths) + 1)), tables.unique().tolist()\n"
+            "    tables = torch.searchsorted(torch.tensor(used), tables)\n"
+            f"    keys, values = ({copied} for each in (keys, values))\n"
+            "    return paged_attention(q, keys, values, tables, start, lengths, longest=1, scale=scale)\n"
+        )
+        result = attempt.attempt(info, file, seed=1)
+        assert says in result.error and (says or result.ratio > 1)  # reading a copy is reading, too
 
 
 def test_the_ladder_keeps_the_best_attempt_that_counts(gradus, found, tmp_path):
@@ -115,7 +127,12 @@ def test_the_ladder_keeps_the_best_attempt_that_counts(gradus, found, tmp_path):
     found(0.8)
     code, out, _ = gradus("check", "--open", "p14")
     assert code == 0 and out.endswith("\nReached.\n") and f"your best  0.80, reached, {today}, file " in out
-    for worse in (lambda: found(0.84), lambda: found(0.5, fullest=0.95), lambda: found(error="a wrong token")):
+    for worse in (
+        lambda: found(0.84),
+        lambda: found(0.5, fullest=0.95),
+        lambda: found(0.5, fullest=1.05),
+        lambda: found(error="a wrong token"),
+    ):
         worse()
         gradus("check", "--open", "p14")
         assert json.loads((tmp_path / "exercises" / "ladder.json").read_text())["p14"]["ratio"] == 0.8

@@ -321,8 +321,7 @@ def _attempt(phase: str, impl: Path | None, seed: int | None) -> int:
     with working(f"the trials of {info.name} run"):
         found = attempt.attempt(info, file, seed)
     best, reached = ladder.bests().get(info.name), found.reached(task)
-    counts = not found.error and not found.beyond(task)
-    if counts and (best is None or task.better(found.ratio, best.ratio)):
+    if found.counts(task) and found.better(task, best):
         best = ladder.remember(info, file, found.ratio, reached=reached)
     for line in report.lines(task, found, best):
         print(line)

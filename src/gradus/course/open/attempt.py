@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random, SystemRandom
@@ -12,6 +13,7 @@ from statistics import median
 from typing import Any
 
 from gradus.course.open.declaration import Open, Trial
+from gradus.course.student.ladder import Best
 from gradus.course.student.progress import FOLDER
 from gradus.errors import ConfigError
 from gradus.exercises.declaration import repository
@@ -40,12 +42,25 @@ class Found:
 
     def beyond(self, task: Open) -> dict[str, float]:
         """The bounds that are exceeded: the number's ratio to the beginning's, by its name."""
+        return self.above(dict.fromkeys(task.needs, 1.0) | dict(task.bounds))
+
+    def above(self, limits: Mapping[str, float]) -> dict[str, float]:
+        """The numbers whose ratio to the beginning's is above its limit: the ratios by name."""
         assert self.mine is not None and self.base is not None
-        ratios = {name: share(self.mine[name], self.base[name]) for name in task.bounds}
-        return {name: ratio for name, ratio in ratios.items() if ratio > task.bounds[name]}
+        ratios = {name: share(self.mine[name], self.base[name]) for name in limits}
+        return {name: ratio for name, ratio in ratios.items() if ratio > limits[name]}
+
+    def counts(self, task: Open) -> bool:
+        return not self.error and not self.beyond(task)
 
     def reached(self, task: Open) -> bool:
-        return not self.error and not self.beyond(task) and task.reached(self.ratio)
+        return self.counts(task) and not self.above(task.needs) and task.reached(self.ratio)
+
+    def better(self, task: Open, best: Best | None) -> bool:
+        """Whether this belongs on the ladder: an attempt that reaches the goal goes before one that does not."""
+        if best is None or self.reached(task) != best.reached:
+            return best is None or self.reached(task)
+        return task.better(self.ratio, best.ratio)
 
 
 def share(mine: float, base: float) -> float:
@@ -86,12 +101,14 @@ def attempt(phase: PhaseInfo, file: Path, seed: int | None = None) -> Found:
         facts = Path(folder) / "facts.json"
         command = [sys.executable, "-m", "gradus.course.open.judge", "--phase", phase.name]
         command += ["--file", str(file.resolve()), "--seeds", ",".join(map(str, seeds)), "--facts", str(facts)]
-        triton = {"TRITON_INTERPRET": "1"} if task.interpreted else {}  # read when Triton is first imported
+        settings = {"OMP_NUM_THREADS": "1"}  # small operations: a second thread waits for a core that others use
+        if task.interpreted:
+            settings["TRITON_INTERPRET"] = "1"  # read when Triton is first imported
         try:
             done = subprocess.run(
                 command,
                 cwd=repository(phase),
-                env=os.environ | triton,
+                env=os.environ | settings,
                 capture_output=True,
                 text=True,
                 errors="replace",

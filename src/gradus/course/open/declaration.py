@@ -30,11 +30,12 @@ class Open:
 
     goal: for the reader, in a sentence or two. counts: the name of a trial's number that is scored, and unit: what one
     of it is. reach: the score to reach, as a multiple of the beginning's. bounds: how large other numbers of the trial
-    may become, as multiples of the beginning's.
+    may become, as multiples of the beginning's. needs: how small others must become before the goal is reached; until
+    then a score counts as long as they are no larger than the beginning's.
     start: the source of the file to begin with, whose own score is 1.00.
-    most: more is better. trials: how many workloads one check measures. clocked: the number is a time, so that each
-    trial's ratio is taken by itself, and the median and the spread of the ratios are reported. interpreted: Triton
-    kernels run in Triton's interpreter, on the CPU.
+    trials: how many workloads one check measures. clocked: the number is a time, so that each trial's ratio is taken by
+    itself, and the median and the spread of the ratios are reported. interpreted: Triton kernels run in Triton's
+    interpreter, on the CPU.
     """
 
     goal: str
@@ -44,7 +45,7 @@ class Open:
     trial: Callable[[Any, int], Trial]
     start: str
     bounds: Mapping[str, float] = field(default_factory=dict)
-    most: bool = False
+    needs: Mapping[str, float] = field(default_factory=dict)
     trials: int = 3
     clocked: bool = False
     interpreted: bool = False
@@ -52,10 +53,10 @@ class Open:
     @property
     def target(self) -> str:
         """The goal for the ratio: "0.50 or less"."""
-        return f"{self.reach:.2f} or {'more' if self.most else 'less'}"
+        return f"{self.reach:.2f} or less"
 
     def reached(self, ratio: float) -> bool:
-        return ratio >= self.reach if self.most else ratio <= self.reach
+        return ratio <= self.reach
 
     def better(self, ratio: float, than: float) -> bool:
-        return ratio > than if self.most else ratio < than
+        return ratio < than

@@ -24,6 +24,10 @@ def lines(task: Open, found: Found, best: Best | None) -> Iterator[str]:
         ratio = share(found.mine[name], found.base[name])
         verdict = "kept" if ratio <= most else "exceeded"
         yield f"{name:10} {ratio:.2f} of the beginning's, {most:.2f} at most: {verdict}"
+    for name, most in task.needs.items():
+        ratio = share(found.mine[name], found.base[name])
+        verdict = "; above 1.00 a score does not count" if ratio > 1 else ""
+        yield f"{name:10} {ratio:.2f} of the beginning's, the goal is {most:.2f} or less{verdict}"
     yield f"verified   every answer of {len(found.seeds)} workloads, drawn anew; seeds {seeds}"
     if best is not None:
         yield f"your best  {shown(best)}"
@@ -33,6 +37,8 @@ def lines(task: Open, found: Found, best: Best | None) -> Iterator[str]:
 def verdict_of(task: Open, found: Found) -> str:
     if found.beyond(task):
         return "Not yet: a bound is exceeded, so this score does not count."
+    if task.reached(found.ratio) and (missing := found.above(task.needs)):
+        return f"Not yet: the score is enough, and {' and '.join(missing)} must become smaller."
     return "Reached." if found.reached(task) else "Not yet."
 
 
