@@ -176,8 +176,8 @@ FUSED = Exercise(
         ),
     },
     text="Multiply a row of four-bit codes by x without ever writing a float weight. numba compiles your loop, and the "
-    "check looks whether the compiler made vectors of it: a loop that takes one code at a time is right, and ten times "
-    "slower.",
+    "check measures whether the compiler made vectors of it: a loop that takes one code at a time is right, and many "
+    "times slower.",
     why={
         "split": (
             "Two contiguous copies of x cost K numbers once per product, and spare every row a shuffle. "

@@ -110,6 +110,12 @@ WRONG = {
         "        error = float((rounded(w, factors, group, bits) - w).square().mean())\n",
         "the least error is",
     ),
+    "weights' errors are weighed by their inputs, one by one": (
+        "awq.py",
+        "        error = output_error(x, w, rounded(w, factors, group, bits))\n",
+        "        error = float(((rounded(w, factors, group, bits) - w) * x_size).square().mean())\n",
+        "channels move together: an output's least error is",
+    ),
     "the largest error is kept": ("awq.py", "if error < least:", "if error > least:", "the least error is"),
     "plain rounding is not among what is tried": (
         "awq.py",
@@ -218,6 +224,12 @@ WRONG = {
         "log2().floor() - highest)",
         "log2().floor())",
         "largest weights 4, 6, 7.9, 8, 0.3: scales",
+    ),
+    "every form ends at E2M1's exponent": (
+        "formats.py",
+        "highest = torch.tensor(form.largest).log2().floor()",
+        "highest = 2",
+        "448 is E4M3's own largest point",
     ),
     "the block's scale is not rounded to E4M3": (
         "formats.py",

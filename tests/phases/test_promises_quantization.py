@@ -202,6 +202,17 @@ def test_factors_are_those_of_mean_inputs_and_of_weights_relative_to_their_group
 
 
 @of("p07")
+def test_the_search_knows_that_errors_of_channels_that_move_together_may_cancel(phase):
+    """Weighing each weight's error by its input is not enough."""
+    x, w = loud_layer()
+    x += 3 * x.std() * normal(len(x), 1, seed=1)
+    tried = [awq.factors_at(ratio, x.abs().mean(0), awq.size_in_group(w)) for ratio in awq.RATIOS]
+    least = min(awq.output_error(x, w, awq.rounded(w, factors)) for factors in tried)
+    found = awq.output_error(x, w, awq.rounded(w, awq.search(x, w)))
+    assert found <= least * 1.0001, f"channels move together: an output's least error is {least:.0f}; yours {found:.0f}"
+
+
+@of("p07")
 def test_plain_rounding_stays_where_no_factors_are_better(phase):
     """Weights that are on a grid of their group already: any factors would take them off it."""
     codes = torch.randint(0, 16, (8, 64), generator=torch.Generator().manual_seed(3))

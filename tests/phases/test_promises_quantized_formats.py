@@ -87,6 +87,8 @@ def test_a_scale_of_mx_is_a_power_of_two_that_brings_the_largest_exponent_to_tha
     found = formats.power_of_two(torch.tensor([4.0, 6.0, 7.9, 8.0, 0.3])).tolist()
     wanted = [1.0, 1.0, 1.0, 2.0, 0.0625]
     assert found == wanted, f"largest weights 4, 6, 7.9, 8, 0.3: scales {wanted}; yours {found}"
+    eight = float(formats.power_of_two(torch.tensor(448.0), formats.E4M3))
+    assert eight == 1, f"448 is E4M3's own largest point, so its scale is 1; yours {eight:g} (is it E2M1's?)"
 
 
 @of("p07")

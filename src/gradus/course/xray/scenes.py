@@ -156,7 +156,7 @@ SCENES: dict[str, Scene] = {
     ),
     "p06": CHUNKS,
     "p07": Scene(
-        "Weights have 8 bits, and no plan changes: the same spans, pages and steps as in p06.",
+        "Weights have fewer bits, and no plan changes: the same spans, pages and steps as in p06.",
         PASTED,
         BUDGET,
     ),
