@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from textwrap import fill
@@ -115,7 +115,7 @@ def check(
     return _check(phase, impl, int(hint or 0))
 
 
-def _alone(why: str, others: dict[str, object]) -> None:
+def _alone(why: str, others: Mapping[str, object]) -> None:
     """Refuse options that would do nothing here."""
     from gradus.exercises.solution import listed
 
