@@ -178,7 +178,9 @@ def test_an_engine_that_stops_early_or_never_is_refused(monkeypatch):
 
     monkeypatch.setattr("phases.p03_continuous_batching.scheduler.ContinuousBatching.schedule", lambda self: None)
     monkeypatch.setattr("gradus.course.open.workload.MOST_STEPS", 20)
-    with pytest.raises(Refused, match="after 20 steps there is still work to do"):
+    with pytest.raises(
+        Refused, match=r"after 20 steps there is still work to do: a \(a prompt of 3 tokens\) has 0 of 5"
+    ):
         run(built("p03"))
 
 
@@ -197,6 +199,42 @@ def test_the_meter_sees_rows_however_they_are_computed():
         assert meter.multiplied == 2 * whole
         model.logits(x)
     assert meter.multiplied == 2 * whole
+
+
+@pytest.mark.parametrize(
+    "product",
+    [
+        lambda x, w: torch.einsum("nd,od->no", x, w),
+        lambda x, w: torch.bmm(x.unflatten(0, (2, 3)), w.T.expand(2, -1, -1)).flatten(0, 1),
+        lambda x, w: torch.stack([w @ row for row in x]),
+        torch.inner,
+        lambda x, w: torch.tensordot(x, w, dims=([1], [1])),
+        lambda x, w: torch.cat([torch.einsum("nd,od->no", x, part) for part in w.chunk(2)], dim=1),
+        lambda x, w: (x.unsqueeze(1) * w).sum(-1),
+    ],
+)
+def test_a_product_of_any_other_form_is_counted_as_much(product):
+    model = small_model(0)
+    weight, x, meter = model.layers[0].qkv.weight, torch.randn(6, model.config.hidden_size), Meter(model)
+    with meter, torch.inference_mode():
+        out = product(x, weight)
+    torch.testing.assert_close(out, x @ weight.T)
+    assert meter.multiplied == 6 * weight.numel()
+
+
+def test_numbers_that_a_file_takes_out_of_torch_are_refused_and_the_engine_s_are_not(tmp_path):
+    source = (
+        "import numpy as np\n\n\ndef array(x):\n    return np.asarray(x)\n\n\ndef numbers(x):\n    return x.numpy()\n"
+        "\n\ndef values(x):\n    return x.tolist()\n"
+    )
+    module, x = judge.load(written(tmp_path, source), "takes_out"), torch.ones(3)
+    with Meter(small_model(0)):
+        for way, line in ((module.array, 5), (module.numbers, 9), (module.values, 13)):
+            with pytest.raises(Refused, match=rf"line {line} of yours\.py takes numbers out of torch"):
+                way(x)
+            assert list(way(x.long())) == [1, 1, 1]  # positions and lengths are for schedulers to read
+    assert module.values(x) == [1.0, 1.0, 1.0]
+    assert run(built("p03")).rows > 0
 
 
 def test_the_meter_counts_bytes_until_they_are_freed():
@@ -314,6 +352,17 @@ def test_p07_refuses_what_is_no_packing(pack, says, tmp_path):
     source = f"kept = None\n\n\ndef pack(w, x):\n    {pack}\n\n\ndef unpack(parts):\n    return kept.clone()\n"
     facts = judge.in_turns(task_of("p07"), beginning(task_of("p07"), tmp_path), written(tmp_path, source), [1])
     assert says in facts["error"]
+
+
+def test_p07_imports_the_other_files_of_a_folder_a_second_time_as_well(tmp_path):
+    """A table that they keep between `pack` and `unpack` is not in the bytes."""
+    (tmp_path / "kept_by_p07.py").write_text("KEPT = []\n")
+    source = (
+        "import kept_by_p07\n\n\ndef pack(w, x):\n    kept_by_p07.KEPT.append(w)\n    return [w[:0]]\n\n\n"
+        "def unpack(parts):\n    return kept_by_p07.KEPT[-1]\n"
+    )
+    facts = judge.in_turns(task_of("p07"), beginning(task_of("p07"), tmp_path), written(tmp_path, source), [1])
+    assert "IndexError" in facts["error"]
 
 
 def written(folder: Path, source: str) -> Path:

@@ -39,9 +39,13 @@ def beginning(task: Open, folder: str) -> ModuleType:
 
 
 def again(module: ModuleType) -> ModuleType:
-    """Import a module's file a second time: nothing that the first one has kept is in it."""
+    """Import a module's file a second time, and with it the files of its folder: nothing that they kept is in it."""
     assert module.__file__ is not None
-    return load(Path(module.__file__), f"{module.__name__}_again")
+    file = Path(module.__file__)
+    for name, other in list(sys.modules.items()):
+        if other is not module and file.parent in Path(getattr(other, "__file__", None) or "").parents:
+            del sys.modules[name]
+    return load(file, f"{module.__name__}_again")
 
 
 def judge(task: Open, file: Path, seeds: Sequence[int]) -> dict[str, Any]:

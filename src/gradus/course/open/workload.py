@@ -110,10 +110,16 @@ def play(build: Build, model: Model, settings: EngineOptions, asks: Sequence[Ask
         played.steps.append(step(engine, probe, meter, played))
         number += 1
         if number == MOST_STEPS:
-            raise Refused(f"after {MOST_STEPS} steps there is still work to do")
+            raise Refused(f"after {MOST_STEPS} steps there is still work to do: {unfinished(asks, played)}")
     probe.stop()
     verify(model, asks, played.answers)
     return played
+
+
+def unfinished(asks: Sequence[Ask], played: Played) -> str:
+    """Name the first request whose answer is not complete, and say how far it is."""
+    ask = next(ask for ask in asks if len(played.answers[ask.name]) < ask.tokens)
+    return f"{ask.name} (a prompt of {len(ask.prompt)} tokens) has {len(played.answers[ask.name])} of {ask.tokens}"
 
 
 def request(ask: Ask, limits: ModelLimits) -> Request:
