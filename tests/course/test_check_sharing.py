@@ -168,12 +168,12 @@ WRONG = {
         "return outputs",
         "",
     ),
-    "p05: the token just sampled counts as stored": (
+    "p05: all known tokens count as stored": (
         "p05",
         "cache.py",
         "page_keys(tokens[: self.stored(id)], self.page_size, salt)",
         "page_keys(tokens, self.page_size, salt)",
-        "one page is full, so b's span is (16, 17); yours: (32, 1)",
+        "one page of 16 is full: b finds 16; yours finds 32",
     ),
     "p05: a node that agrees in part is known whole": (
         "p05",
