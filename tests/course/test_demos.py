@@ -211,7 +211,7 @@ def test_the_command_shows_chart_and_table_and_writes_the_figure(gradus, tmp_pat
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["p08"], "there are demos of p01, p02, p03, p04, p05, p06, p09, p11, p12, p13, p14, none of p08"),
+        (["p08"], "there are demos of p01, p02, p03, p04, p05, p06, p07, p09, p11, p12, p13, p14, none of p08"),
         (["p04", "--out", "p04.jpg"], "p04.jpg: the figure's name must end with .png or .svg"),
         (["p04", "--model", "random:nothing"], "no shape named 'nothing'"),
     ],

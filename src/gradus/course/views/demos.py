@@ -374,6 +374,19 @@ DEMOS: dict[str, Demo] = {
             token_budget=48,
         ),
         Demo(
+            "p07",
+            "p06",
+            "One sequence alone: what is a token worth that reads fewer bytes?",
+            single_stream(16, 97),
+            "Both read every weight for each token. On a CPU p07's layers have four bits, multiplied as they are; "
+            "attention, the head and the rest of a step stay. On a GPU torch widens eight bits first, which is slower.",
+            "tokens so far",
+            "tokens per second",
+            rates,
+            (RATE, USUAL),
+            batch=1,
+        ),
+        Demo(
             "p11",
             "p10",
             "An answer has to be a line of JSON: how many tokens may come at each place?",
