@@ -9,6 +9,7 @@ for stay as the file has them. `table` and `sentence` are what the lesson shows.
 
 import argparse
 import json
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gradus.bench.run.script import ran
 from gradus.loading import load_model, open_checkpoint
 from gradus.models import Model
 from phases.p07_quantization import kv
@@ -136,7 +138,7 @@ def sentence(found: dict[str, Any]) -> str:
     return f"{'; '.join(each)}."
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description="What p07's formats and caches lose on real models.")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--model", action="append", help="one or more; all of the lesson's otherwise")
@@ -146,7 +148,8 @@ def main() -> None:
     for name in asked.model or MODELS:
         found[name] = found.get(name, {}) | measured(name, asked.parts)
     asked.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(ran(main))

@@ -36,7 +36,7 @@ def by_p00(prompt: tuple[int, ...], params: tuple, model: Model | None = None) -
 
 def test_an_idle_engine_has_no_work_and_a_step_does_nothing(phase):
     engine = build_engine(phase, SHAPE)
-    plan = engine.scheduler.schedule()
+    plan = EngineProbe(engine).scheduler.schedule()
     assert plan is None, f"no sequence runs or waits, so schedule returns None; yours returns {plan}"
     assert not engine.has_work and list(engine.step()) == [] and engine.metrics().steps == 0
 

@@ -155,7 +155,7 @@ def test_nothing_is_kept_of_sequences_that_have_ended(phase):
         engine.step()
     engine.cancel("c")
     drain(engine)
-    kept = sorted(sequence.request.id for sequence in engine.scheduler.unknown)
+    kept = sorted(sequence.request.id for sequence in EngineProbe(engine).scheduler.unknown)
     assert not kept, f"a, b and c have ended, and `unknown` still has entries of {', '.join(kept)}: a server would leak"
 
 

@@ -309,7 +309,8 @@ def test_as_many_give_way_as_a_long_span_needs(phase, monkeypatch):
     """Here a span of decodes needs one page at most; with drafts (p08) it may need several."""
     engine = engine_of(phase, *(ask(name, [5] * 3, max_tokens=12) for name in "abc"), pages=6)
     engine.step()
-    scheduler, first = engine.scheduler, engine.scheduler.running[0]
+    scheduler = EngineProbe(engine).scheduler
+    first = scheduler.running[0]
     monkeypatch.setattr(scheduler, "end_of_span", lambda _: 24)
     found = scheduler.make_room(first), [sequence.request.id for sequence in scheduler.running]
     assert found == (True, ["a"]), (
@@ -321,7 +322,7 @@ def test_as_many_give_way_as_a_long_span_needs(phase, monkeypatch):
 @about("scheduler")
 def test_a_sequence_that_is_alone_may_have_every_page(phase):
     engine = engine_of(phase, ask("a", [5] * 13, max_tokens=3), pages=4)
-    plan = engine.scheduler.schedule()
+    plan = EngineProbe(engine).scheduler.schedule()
     assert plan is not None, (
         "a's prompt needs all 4 pages, and its answer no more; none runs that could need one, so a starts; yours waits"
     )

@@ -195,6 +195,11 @@ class EngineProbe:
         """The engine's cache manager, for a test that drives it alone."""
         return self.engine.scheduler.cache
 
+    @property
+    def scheduler(self) -> Any:
+        """The engine's scheduler, for a test that asks it alone."""
+        return self.engine.scheduler
+
     # -- the present state -------------------------------------------------------------------------------------------
 
     def running(self) -> tuple[Id, ...]:

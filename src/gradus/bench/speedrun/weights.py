@@ -19,16 +19,30 @@ from gradus.errors import ConfigError
 from gradus.loading import Checkpoint, open_checkpoint
 from gradus.models.config import ModelConfig
 
+HEAD = "lm_head.weight"
+PARTS = (
+    *(f"self_attn.{name}_proj" for name in "qkvo"),
+    *(f"mlp.{name}_proj" for name in ("gate", "up", "down")),
+    *("input_layernorm", "post_attention_layernorm"),
+)
+"""The matrices and norms of a layer, as published Llama checkpoints name them."""
+
+
+def names(config: ModelConfig) -> set[str]:
+    """The tensors of a plain Llama: no biases, no further norms."""
+    layers = {f"model.layers.{layer}.{part}.weight" for layer in range(config.num_layers) for part in PARTS}
+    return {"model.embed_tokens.weight", "model.norm.weight", HEAD} | layers
+
 
 def write(checkpoint: Checkpoint, folder: Path) -> Path:
     """Write config.json and model.safetensors. Raises ConfigError for a checkpoint that is not a plain Llama."""
-    if checkpoint.tensors is None or checkpoint.config.family != "llama":
+    if checkpoint.tensors is None or {*checkpoint.tensors.names(), HEAD} != names(checkpoint.config):
         raise ConfigError(f"{checkpoint.name} has no weights of a Llama to write")
     found = {name: checkpoint.tensors.read(name) for name in checkpoint.tensors.names()}
     tensors = {name: tensor.float() for name, tensor in found.items() if isinstance(tensor, Tensor)}
     if lost := found.keys() - tensors.keys():
         raise ConfigError(f"{checkpoint.name}: {min(lost)} is not made of floats")
-    tensors.setdefault("lm_head.weight", tensors["model.embed_tokens.weight"].clone())
+    tensors.setdefault(HEAD, tensors["model.embed_tokens.weight"].clone())
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(described(checkpoint.config), indent=1) + "\n", encoding="utf-8")
     save_file(tensors, folder / "model.safetensors")

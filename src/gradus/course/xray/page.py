@@ -21,7 +21,7 @@ def page(recordings: Sequence[dict[str, Any]], code: str = "{path}#L{line}") -> 
 
     code: the way from the page to a line of the repository.
     """
-    lanes = recordings[0].get("form") == LANES
+    lanes = any(recording.get("form") == LANES for recording in recordings)
     styles = ("page.css", *(["lanes.css"] if lanes else []))
     scripts = ("start.js", "lanes.js" if lanes else "run.js", "page.js")
     title = " beside ".join(recording["title"] for recording in recordings)
