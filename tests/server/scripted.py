@@ -228,8 +228,11 @@ def connected():
     return found.fileno()
 
 
-def disturbed_llm(steps, disturb):
-    """The final engine with a tiny model. Before the step after so many, `disturb(engine)` is called."""
+def disturbed_llm(steps, disturb, running=0):
+    """The final engine with a tiny model. Before the step after so many, `disturb(engine)` is called.
+
+    running: count only steps that begin with so many sequences under way, however late they come.
+    """
     from gradus.text.llm import LLM
 
     llm = LLM("random:tiny-llama", device="cpu", dtype="float32")
@@ -237,7 +240,7 @@ def disturbed_llm(steps, disturb):
     step = engine.step
 
     def disturbed():
-        if next(taken) == steps:
+        if len(engine.scheduler.running) >= running and next(taken) == steps:
             disturb(engine)
         return step()
 

@@ -307,9 +307,9 @@ def failing_inside(tmp_path):
 
 def with_numbers_that_are_not_finite():
     """The final engine, with NaN in one of three requests' pages. Only that one fails, and the page is clean again."""
-    with serving("disturbed_llm(30, spoil)") as (server, client):
+    with serving("disturbed_llm(30, spoil, running=3)") as (server, client):
         asked = [{"prompt": [number, 7, 9], "temperature": 0, "ignore_eos": True} for number in range(40, 43)]
-        results = [client.later(**one, max_tokens=200) for one in asked]
+        results = [client.later(**one, max_tokens=400) for one in asked]
         answers = [result() for result in results]
         assert sorted(answer.status for answer in answers) == [200, 200, 500], answers
         again = [client.later(**one, max_tokens=200) for one in asked]
