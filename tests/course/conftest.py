@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from gradus import phases
+from gradus.cli import main
 from gradus.course.student import check as course_check
 from gradus.course.student.check import Verdict
 from gradus.exercises.declaration import Exercise, exercises_of, reference_of
@@ -20,6 +21,19 @@ PHASES = [phase.name for phase in phases.available()]
 CLAIM = 22  # characters that tell one test's explanations from another's
 JUDGED = 1
 STRESS = pytest.mark.stress
+
+
+@pytest.fixture
+def gradus(tmp_path, monkeypatch, capsys):
+    """gradus("check", "p01") in an empty folder → exit code, stdout, stderr."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        code = main(list(arguments))
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return run
 
 
 def exercises() -> list:

@@ -11,24 +11,10 @@ from types import SimpleNamespace
 import pytest
 
 from gradus import phases
-from gradus.cli import main
 from gradus.course.student.check import Verdict
 from gradus.exercises.declaration import exercises_of
 from tests.course.conftest import reference
 from tests.phases import judge
-
-
-@pytest.fixture
-def gradus(tmp_path, monkeypatch, capsys):
-    """gradus("check", "p01") in an empty folder → exit code, stdout, stderr."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        code = main(list(arguments))
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return run
 
 
 def test_from_the_exercise_to_the_hint(gradus, tmp_path):

@@ -8,25 +8,11 @@ from importlib.util import find_spec
 import pytest
 
 from gradus import phases
-from gradus.cli import main
 from gradus.course.open import attempt
 from gradus.course.open.attempt import Found
 from gradus.course.student.check import Verdict
 from gradus.exercises.declaration import exercises_of
 from tests.course.conftest import reference
-
-
-@pytest.fixture
-def gradus(tmp_path, monkeypatch, capsys):
-    """gradus("check", "--open", "p14") in an empty folder → exit code, stdout, stderr."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        code = main(list(arguments))
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return run
 
 
 @pytest.fixture
