@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from gradus import phases
-from gradus.cli import main
 from gradus.course import museum
 from gradus.course.museum import Exhibit
 from gradus.errors import ConfigError
@@ -130,18 +129,6 @@ def test_the_check_for_hints_catches():
 
 
 # -- the command -----------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def gradus(tmp_path, monkeypatch, capsys):
-    """gradus("museum", "1") in an empty folder → exit code, stdout, stderr."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        code = main(list(arguments))
-        return code, *capsys.readouterr()
-
-    return run
 
 
 def test_the_command_lists_the_symptoms_and_none_of_the_faults(gradus, monkeypatch):
