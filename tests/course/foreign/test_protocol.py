@@ -10,8 +10,8 @@ from gradus.course.foreign.program import Program
 
 PAGE = (Path(__file__).parents[3] / "docs" / "protocol.md").read_text(encoding="utf-8")
 MOST_LINES = 100
-LINES = re.search(r"```jsonl\n(.*?)```", PAGE, re.DOTALL)[1].splitlines()
-STREAM = re.search(r"```http\n(.*?)```", PAGE, re.DOTALL)[1]
+LINES = re.search(r"```json\n(.*?)```", PAGE, re.DOTALL)[1].splitlines()
+STREAM = re.search(r"```text\n(.*?)```", PAGE, re.DOTALL)[1]
 
 
 @pytest.mark.parametrize("arguments", ["", " {port}"])
