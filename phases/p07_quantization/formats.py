@@ -75,7 +75,7 @@ def decode(codes: Tensor, form: Form) -> Tensor:
 def power_of_two(largest: Tensor, form: Form = E2M1) -> Tensor:
     """MX's scale of a block: a power of two, so 8 bits of exponent hold it (E8M0). largest: its largest magnitude.
 
-    It brings the largest weight's exponent to that of the form's largest point. What then lies beyond that point, at
+    It moves the largest weight's exponent to that of the form's largest point. What then lies beyond that point, at
     most 4 / 3 of it for E2M1, is cut off to it.
     """
     highest = torch.tensor(form.largest).log2().floor()
@@ -85,8 +85,8 @@ def power_of_two(largest: Tensor, form: Form = E2M1) -> Tensor:
 def two_scales(largest: Tensor) -> Tensor:
     """NVFP4's scales of blocks. largest: each block's largest magnitude, of any shape.
 
-    A block's scale is an E4M3 that brings its largest weight to 6. E4M3 reaches from 2^-9 to 448 alone, so a float32
-    that the whole tensor shares brings the largest of these scales to 448. Returns the products of the two.
+    A block's scale is an E4M3 that moves its largest weight to 6. E4M3 reaches from 2^-9 to 448 alone, so a float32
+    that the whole tensor shares moves the largest of these scales to 448. Returns the products of the two.
     """
     tensor = (largest.max() / (E2M1.largest * E4M3.largest)).clamp(min=TINY)
     blocks = decode(encode(largest / E2M1.largest / tensor, E4M3), E4M3).to(largest.dtype)
@@ -94,7 +94,7 @@ def two_scales(largest: Tensor) -> Tensor:
 
 
 def fp8(w: Tensor, group: int = 0, form: Form = E4M3) -> Tensor:
-    """Round [N, K] with a scale that brings the largest weight to the largest point.
+    """Round [N, K] with a scale that moves the largest weight to the largest point.
 
     group: weights of a row that share a scale; 0 for all weights of the matrix. Returns the points times their scales.
     """

@@ -75,7 +75,7 @@ def softmax_lines() -> Iterator[str]:
 
 
 def step(config: ModelConfig, which: Spans) -> tuple[Plan, PageTensors]:
-    """A plan of these spans, and pages for their keys, which are noise."""
+    """Plan these spans, on pages of random keys."""
     pages = iter(range(1, 1000))
     tables = [tuple(next(pages) for _ in range(-(-length // PAGE))) for _, _, length in which]
     spans = [

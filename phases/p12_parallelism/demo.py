@@ -7,6 +7,7 @@ machine: see replay.py.
 """
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from phases.p12_parallelism.counted import COMPUTES, acts
 from phases.p12_parallelism.replay import EXCHANGES, Piece, length, replay
@@ -25,7 +26,17 @@ MODEL, TOKENS, REQUESTS = "random:tiny-llama", 2, 2  # requests in each micro-ba
 SHARES = {"NCCL": 0.34, "one launch": 0.105}
 """The share of a step that the sums of Llama-3.1-8B take on two H200, by the toll: see roofline.py."""
 FINE, COARSE = 72, 32  # columns that one process takes for a step
-Found = list[list[Piece]]
+
+
+class Run(NamedTuple):
+    """One way to cut the model, counted. `way` of exchanging has the toll; `parts` ranks share a stage."""
+
+    name: str
+    way: str
+    toll: int
+    parts: int
+    micro_batches: int
+    pieces: list[Piece]
 
 
 def toll_of(alone: int, exchanges: int, share: float) -> int:
@@ -50,25 +61,40 @@ def strip(pieces: Sequence[Piece], rank: int, unit: float) -> str:
     return "".join(marks)
 
 
+def runs(model: str) -> tuple[int, list[Run]]:
+    """Count what one process reads for a token, and run all ways: matrices cut, by each toll, then layers by the last.
+
+    Raises ConfigError for a model that cannot be cut in two.
+    """
+    alone = length(replay(acts(model, 1, 1, 1, 1, tokens=1), 1, 0))
+    (matrices, parts, stages, micro_batches), *layers = WAYS
+    found = acts(model, parts, stages, micro_batches, 1, tokens=1)
+    exchanges = sum(act.kind != COMPUTES for act in found[0])
+    tolls = {way: toll_of(alone, exchanges, share) for way, share in SHARES.items()}
+    done = [Run(matrices, way, toll, parts, 1, replay(found, parts, toll)) for way, toll in tolls.items()]
+    way, toll = list(tolls.items())[-1]
+    for name, parts, stages, micro_batches in layers:
+        found = acts(model, parts, stages, micro_batches, REQUESTS * micro_batches, TOKENS)
+        done.append(Run(name, way, toll, parts, micro_batches, replay(found, parts, toll)))
+    return alone, done
+
+
 def show(model: str) -> Iterator[str]:
     """Yield the lines of the demo. Raises ConfigError for a model that cannot be cut in two."""
-    cut = acts(model, 2, 1, 1, 1, tokens=1)
-    alone = length(replay(acts(model, 1, 1, 1, 1, tokens=1), 1, 0))
-    exchanges = sum(act.kind != COMPUTES for act in cut[0])
-    tolls = {name: toll_of(alone, exchanges, share) for name, share in SHARES.items()}
+    alone, done = runs(model)
     yield f"{QUESTION}\n"
     yield f"A step reads {alone:,} weights. Its time is the number of weights that are read one after another.\n"
     yield f"one process: {alone:,}\n          {'#' * FINE}"
-    for name, toll in tolls.items():
-        pieces = replay(cut, 2, toll)
-        said = f"{exchanges} exchanges, each as long as {toll:,} weights ({name})"
-        yield f"{WAYS[0][0]}, {said}: {length(pieces):,}, {alone / length(pieces):.2f} ×"
-        yield from strips(pieces, alone / FINE)
-    for name, parts, stages, micro_batches in WAYS[1:]:
-        requests = REQUESTS * micro_batches
-        pieces = replay(acts(model, parts, stages, micro_batches, requests, TOKENS), parts, tolls["one launch"])
-        yield f"{name}, {requests} requests: {length(pieces):,} for {requests * TOKENS} tokens"
-        yield from strips(pieces, alone / COARSE)
+    for run in done:
+        took = length(run.pieces)
+        if run.parts > 1:
+            exchanges = sum(piece.kind == EXCHANGES and piece.rank == 0 for piece in run.pieces)
+            said = f"{exchanges} exchanges, each as long as {run.toll:,} weights ({run.way})"
+            yield f"{run.name}, {said}: {took:,}, {alone / took:.2f} ×"
+        else:
+            requests = REQUESTS * run.micro_batches
+            yield f"{run.name}, {requests} requests: {took:,} for {requests * TOKENS} tokens"
+        yield from strips(run.pieces, alone / (FINE if run.parts > 1 else COARSE))
     yield "\nThe schedule of 4 stages, if each tick takes as long:"
     for micro_batches in (1, 2, 4):
         table = timetable(4, micro_batches, rounds=3)

@@ -107,9 +107,7 @@ def test_what_a_solved_notebook_hands_to_the_check_is_our_file(name, host):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", ["p00_forward_pass", *(pytest.param(f"p0{n}", marks=pytest.mark.stress) for n in range(4))]
-)
+@pytest.mark.parametrize("name", build.PAGES)
 def test_a_notebook_passes_its_check_with_the_functions_written(name, host):
     cells = code_of(name)
     for number, cell in enumerate(cells):
@@ -141,7 +139,7 @@ def test_an_untouched_notebook_says_what_is_still_to_be_written(name, host):
 
 
 def outputs_to_come(name: str) -> list[str]:
-    """What the examples of a notebook should print, as its text says."""
+    """The output that a notebook's text promises for its examples."""
     made = json.loads(build.notebook(name))
     texts = ["".join(cell["source"]) for cell in made["cells"] if cell["cell_type"] == "markdown"]
     shown = [text.partition("```text\n")[2].removesuffix("```") for text in texts]

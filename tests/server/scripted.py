@@ -229,9 +229,9 @@ def connected():
 
 
 def disturbed_llm(steps, disturb, running=0):
-    """The final engine with a tiny model. Before the step after so many, `disturb(engine)` is called.
+    """The final engine with a tiny model. After `steps` steps, `disturb(engine)` is called before the next.
 
-    running: count only steps that begin with so many sequences under way, however late they come.
+    running: count only steps that begin with at least this many sequences, however late they come.
     """
     from gradus.text.llm import LLM
 

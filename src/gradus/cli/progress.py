@@ -28,7 +28,7 @@ LINES_S = 4.0
 """Between two lines about the same wait, where there is no terminal."""
 
 SOON_S = 2.0
-"""The same while a server starts, in several processes, one after the other, each of which is silent at first."""
+"""The same while a server starts: several processes follow each other, and each is silent at first."""
 
 
 class Lines:

@@ -140,14 +140,18 @@ def load(exhibit: Exhibit) -> ModuleType:
 def imported(file: Path) -> ModuleType:
     """Import an engine's file, again if it was imported before. Raises ConfigError if it cannot be imported."""
     file = file.resolve()
-    name = f"museum_copy_{file.stem}"
+    try:
+        return executed(file, f"museum_copy_{file.stem}")
+    except Exception as error:
+        raise ConfigError(f"{file} cannot be imported: {described(error, file)}") from error
+
+
+def executed(file: Path, name: str) -> ModuleType:
+    """Import a file as the module of that name, again if it was imported before. Raises what the file raises."""
     spec = spec_from_file_location(name, file)
     assert spec is not None and spec.loader is not None, file
     sys.modules[name] = module = module_from_spec(spec)  # dataclasses look their module up
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        raise ConfigError(f"{file} cannot be imported: {described(error, file)}") from error
+    spec.loader.exec_module(module)
     return module
 
 

@@ -212,8 +212,6 @@ def announced() -> Iterator[None]:
 def _reason(now: Compiling) -> str:
     if now.compiler is not None:
         return now.task
-    return (
-        f"{now.task}: once, for some seconds"
-        if place_of(run)
-        else (f"{now.task} for some seconds, as at every start: no folder can be written to")
-    )
+    if place_of(run):
+        return f"{now.task}: once, for some seconds"
+    return f"{now.task} for some seconds, as at every start: no folder can be written to"

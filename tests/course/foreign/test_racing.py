@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from gradus.bench.measure.drive import ContenderFailed
-from gradus.bench.speedrun import oracle, run, weights
+from gradus.bench.speedrun import oracle, run
 from gradus.bench.speedrun.contestants import EngineContestant
 from gradus.bench.speedrun.workload import Ask
+from gradus.course.foreign import published
 from gradus.course.foreign.racing import ProgramContestant
 from gradus.course.foreign.weights import Models, drawn, write
 from gradus.errors import ConfigError
@@ -80,7 +81,7 @@ def test_a_log_knows_the_program_by_its_files(tiny, tmp_path):
 def test_the_folder_that_a_program_loads_has_the_models_weights_and_a_head_of_its_own(tmp_path):
     tensors = {name: tensor for name, tensor in drawn().items() if name != "lm_head.weight"}
     tied = open_checkpoint(str(write(tmp_path / "tied", tensors, tie_word_embeddings=True, rope_theta=1e5)))
-    whole = open_checkpoint(str(weights.write(tied, tmp_path / "whole")))
+    whole = open_checkpoint(str(published.write(tied, tmp_path / "whole")))
     assert tied.config.tie_embeddings and not whole.config.tie_embeddings
     ask = Ask((5, 6, 7), 3)
     with torch.inference_mode():
@@ -90,4 +91,4 @@ def test_the_folder_that_a_program_loads_has_the_models_weights_and_a_head_of_it
 
 def test_random_weights_are_no_folder_for_a_program(tmp_path):
     with pytest.raises(ConfigError, match="has no weights of a Llama to write"):
-        weights.write(open_checkpoint("random:tiny-llama"), tmp_path)
+        published.write(open_checkpoint("random:tiny-llama"), tmp_path)

@@ -171,7 +171,7 @@ def test_where_there_are_no_locks_every_process_compiles(kernel, error, monkeypa
 
 
 def test_code_that_comes_between_a_look_and_the_lock_is_used(kernel, tmp_path, monkeypatch):
-    """The other process has ended by the time of the lock, so that there is no wait."""
+    """The other process has ended by then, so this one does not wait."""
     take = turn.Turn.take
 
     def late(self):

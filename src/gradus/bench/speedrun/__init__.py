@@ -9,7 +9,6 @@ Read in this order:
     log.py          what a run leaves: the log, its seal, and what can be checked without a model
     neighbors.py    how busy other processes were
     contestants.py  engines that run the workload: ours, yours, and a peer
-    weights.py      the model as a folder, for a program in another language
     run.py          a whole measurement: load, warm up, time, judge
     verify.py       a log read back: everything recomputed that can be
     table.py        the rows of docs/speedrun.md

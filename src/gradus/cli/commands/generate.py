@@ -111,9 +111,9 @@ def _compared(
     parting = kernels.parting(text, params, completions)
     tokens = " ".join(str(token) for completion in completions for token in completion.token_ids)
     terminal.print_note(f"tokens {tokens}")
-    if not parting:
+    if parting is None:
         terminal.print_note(f"the same as {interpreted.REFERENCE}'s, in torch")
-    if parting:
+    else:
         terminal.print_mistake(f"the tokens are not those of the reference: {parting}")
     return parting is None
 

@@ -12,5 +12,6 @@ Read in this order:
     claims/        what each phase promises
     judge.py       the verdict on a program
     record.py      what programs have reached, for `gradus progress`
+    published.py   the speedrun's model as a folder that such a program loads
     racing.py      a program as a contestant of the speedrun
 """

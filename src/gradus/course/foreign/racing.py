@@ -11,10 +11,10 @@ from shutil import which
 from typing import Any
 
 from gradus.bench.measure.drive import ContenderFailed
-from gradus.bench.speedrun import weights
 from gradus.bench.speedrun.contestants import Answers
 from gradus.bench.speedrun.rules import REQUESTS
 from gradus.bench.speedrun.workload import Ask
+from gradus.course.foreign import published
 from gradus.course.foreign.program import Fault, Program, words_of
 from gradus.course.foreign.report import Garbage, read
 from gradus.loading import Checkpoint
@@ -29,14 +29,15 @@ class ProgramContestant:
 
     def __init__(self, checkpoint: Checkpoint, command: str, seconds: float) -> None:
         self.checkpoint, self.command, self.seconds = checkpoint, command, seconds
-        self.name = Path(words_of(command.replace("{port}", "0"))[0]).name
-        self.facts: dict[str, Any] = {"program": command, "files": files_of(command)}
+        words = words_of(command.replace("{port}", "0"))
+        self.name = Path(words[0]).name
+        self.facts: dict[str, Any] = {"program": command, "files": files_of(words)}
         self.folder = tempfile.TemporaryDirectory()
         self.program: Program | None = None
         self.number = 0  # of the next request's id, which no request had before
 
     def load(self) -> None:
-        model = weights.write(self.checkpoint, Path(self.folder.name) / "model")
+        model = published.write(self.checkpoint, Path(self.folder.name) / "model")
         self.message = {"do": "configure", "model": str(model), "sequences": REQUESTS, **OFF}
         self.program = Program(self.command, self.seconds)
         try:
@@ -90,7 +91,7 @@ class ProgramContestant:
         self.folder.cleanup()
 
 
-def files_of(command: str) -> list[Path]:
-    """The files that a command names: the program itself, or a script that it runs."""
-    found = (Path(which(word) or word) for word in command.split())
+def files_of(words: Sequence[str]) -> list[Path]:
+    """The files that a command's words name: the program itself, or a script that it runs."""
+    found = (Path(which(word) or word) for word in words)
     return [path for path in dict.fromkeys(found) if path.is_file()]

@@ -8,8 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from gradus.course.student.check import Verdict
-from gradus.course.student.progress import FOLDER
-from gradus.errors import ConfigError
+from gradus.course.student.progress import FOLDER, save
 
 RECORD = FOLDER / "programs.json"
 
@@ -29,11 +28,7 @@ def remember(phase: str, command: str, verdict: Verdict, file: Path = RECORD) ->
     new = Reached(phase, command, verdict.passed, verdict.sentence)
     others = [each for each in reached(file) if (each.phase, each.command) != (phase, command)]
     rows = sorted([*others, new], key=lambda each: (each.command, each.phase))
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps([asdict(each) for each in rows], indent=1) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{file} cannot be written: {error.strerror or error}") from error
+    save(file, [asdict(each) for each in rows])
 
 
 def reached(file: Path = RECORD) -> list[Reached]:

@@ -40,12 +40,12 @@ GROUP = 32  # weights of a row that share a grid of 4 bits
 SPREAD, SEED = 0.1, 7
 
 
-def shapes() -> Iterator[tuple[str, tuple[int, ...]]]:
+def shapes(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Yield the name and shape of every tensor, as published Llama checkpoints have them."""
-    hidden, inner, head = CONFIG["hidden_size"], CONFIG["intermediate_size"], CONFIG["head_dim"]
-    queries, keys = CONFIG["num_attention_heads"] * head, CONFIG["num_key_value_heads"] * head
-    yield "model.embed_tokens.weight", (VOCABULARY, hidden)
-    for layer in range(CONFIG["num_hidden_layers"]):
+    hidden, inner, head = config["hidden_size"], config["intermediate_size"], config["head_dim"]
+    queries, keys = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
+    yield "model.embed_tokens.weight", (config["vocab_size"], hidden)
+    for layer in range(config["num_hidden_layers"]):
         at = f"model.layers.{layer}"
         yield f"{at}.input_layernorm.weight", (hidden,)
         yield f"{at}.post_attention_layernorm.weight", (hidden,)
@@ -57,7 +57,7 @@ def shapes() -> Iterator[tuple[str, tuple[int, ...]]]:
         yield f"{at}.mlp.up_proj.weight", (inner, hidden)
         yield f"{at}.mlp.down_proj.weight", (hidden, inner)
     yield "model.norm.weight", (hidden,)
-    yield "lm_head.weight", (VOCABULARY, hidden)
+    yield "lm_head.weight", (config["vocab_size"], hidden)
 
 
 def drawn() -> dict[str, Tensor]:
@@ -65,14 +65,19 @@ def drawn() -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(SEED)
     return {
         name: torch.randn(shape, generator=generator) * SPREAD + (1 if len(shape) == 1 else 0)
-        for name, shape in shapes()
+        for name, shape in shapes(CONFIG)
     }
 
 
 def write(folder: Path, tensors: dict[str, Tensor], **more: Any) -> Path:
-    """Write a model folder. more: further entries of its config.json."""
-    folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps(CONFIG | more, indent=1) + "\n", encoding="utf-8")
+    """Write a folder of the tiny model. more: further entries of its config.json."""
+    return store(folder, tensors, CONFIG | more)
+
+
+def store(folder: Path, tensors: dict[str, Tensor], config: dict[str, Any]) -> Path:
+    """Write a model folder: config.json and model.safetensors."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
     return folder
 

@@ -1,9 +1,9 @@
-"""What a notebook's cells call: `figure`, `run`, and `check`, which judges what the reader's cells define.
+"""Functions that a notebook's cells call: `figure`, `run`, and `check`, which judges the reader's definitions.
 
     check("p01", In)    # In: the notebook's list of all cells that have run, which every notebook has
 
-The reader's newest definitions, in place of those that our file lacks, make a file in exercises/notebook, and
-`gradus check` judges it. So a notebook's exercise is judged by the tests that judge every other one.
+Put the reader's newest definitions into a copy of our file, in exercises/notebook, and let `gradus check` judge it.
+So a notebook's exercise is judged by the tests that judge every other one.
 """
 
 import ast
@@ -16,11 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gradus import phases
+from gradus.course.student.progress import FOLDER as EXERCISES
 from gradus.exercises.declaration import Exercise, exercises_of, reference_of
 from gradus.exercises.skeleton import cut
 from gradus.phases import PhaseInfo
 
-FOLDER = Path("exercises") / "notebook"
+FOLDER = EXERCISES / "notebook"
 """The folder of the files that `check` makes; it has a folder per phase."""
 
 COLORS = ("FORCE_COLOR", "CLICOLOR_FORCE")

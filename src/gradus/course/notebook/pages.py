@@ -25,7 +25,7 @@ from gradus.exercises.skeleton import cut
 from gradus.phases import PhaseInfo
 
 SECTIONS = ("What you need to know", "The problem", "The idea", "Predict", "Build it", "Check yourself")
-"""What a notebook has of a page. To read the code, to measure and to read on, the reader goes to the page."""
+"""The page's sections that a notebook has. The page itself has the code, the measurements and what to read next."""
 WRITTEN = "Build it"
 PARTS = re.compile(
     r"^<!-- notebook: leave out -->\n.*?^<!-- notebook: end -->\n"
@@ -116,7 +116,7 @@ class Lesson:
             yield Cell("code", definition(cut(source, exercise.functions, self.phase.name), name))
 
     def imports(self, source: str, exercise: Exercise) -> str:
-        """What the file imports, but not from other exercises, and ours of what it defines and the reader uses."""
+        """The file's imports, except from other exercises, and our definitions that the reader's code uses."""
         tree = ast.parse(source)
         mine = definitions(exercise)
         used = {node.id for each in tree.body if getattr(each, "name", "") in mine for node in ast.walk(each)
@@ -128,7 +128,7 @@ class Lesson:
         return f"# your functions need these; they are in {exercise.file_name} already\n{imports}"
 
     def without_ours(self, code: str) -> str:
-        """Take out the imports of what the reader writes."""
+        """Drop imports of names that the reader writes."""
         files = {one.module: definitions(one) for one in self.exercises}
         lines = code.splitlines(keepends=True)
         for node in reversed(ast.parse(code).body):

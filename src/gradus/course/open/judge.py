@@ -10,13 +10,12 @@ import json
 import sys
 import tempfile
 from collections.abc import Sequence
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from gradus import phases
-from gradus.course.museum import described
+from gradus.course.museum import described, executed
 from gradus.course.open.declaration import Open, Refused, Trial
 from gradus.course.open.guard import Guard
 
@@ -24,11 +23,7 @@ from gradus.course.open.guard import Guard
 def load(file: Path, name: str) -> ModuleType:
     """Import a file as a module. Files of its folder can be imported from it."""
     sys.path.insert(0, str(file.parent))
-    spec = spec_from_file_location(name, file)
-    assert spec is not None and spec.loader is not None, file
-    sys.modules[name] = module = module_from_spec(spec)  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
+    return executed(file, name)
 
 
 def beginning(task: Open, folder: str) -> ModuleType:

@@ -58,9 +58,8 @@ class Seen:
 
 @dataclass(slots=True)
 class Played:
-    """A run. steps: all of them. answers: tokens and their log-probabilities by request;
-    None where they were not asked for. arrived: the number of steps
-    before each request came: an idle engine gets the next one at once."""
+    """A run. steps: all of them. answers: by request, tokens and their log-probabilities (None if not asked for).
+    arrived: the number of steps before each request came. An idle engine gets the next one at once."""
 
     steps: list[Seen] = field(default_factory=list)
     answers: dict[str, list[tuple[int, float | None]]] = field(default_factory=dict)

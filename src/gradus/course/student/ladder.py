@@ -11,8 +11,7 @@ from datetime import datetime
 from pathlib import Path
 
 from gradus import phases
-from gradus.course.student.progress import FOLDER, Standing, standings
-from gradus.errors import ConfigError
+from gradus.course.student.progress import FOLDER, Standing, save, standings
 
 RECORD = FOLDER / "ladder.json"
 
@@ -52,12 +51,7 @@ def remember(phase: phases.PhaseInfo, file: Path, ratio: float, *, reached: bool
     digest = hashlib.sha256(file.read_bytes()).hexdigest()
     best = Best(ratio, reached, datetime.now().astimezone().date().isoformat(), digest, str(file))
     entries = bests() | {phase.name: best}
-    try:
-        RECORD.parent.mkdir(parents=True, exist_ok=True)
-        text = json.dumps({name: asdict(entry) for name, entry in sorted(entries.items())}, indent=1)
-        RECORD.write_text(text + "\n", encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{RECORD} cannot be written: {error.strerror or error}") from error
+    save(RECORD, {name: asdict(entry) for name, entry in sorted(entries.items())})
     return best
 
 

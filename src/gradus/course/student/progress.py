@@ -60,11 +60,16 @@ def _write(phase: PhaseInfo, exercise: Exercise, file: Path, sha256: str, *, pas
     entries = _entries()
     place = str(file.resolve())
     entries[_key(phase, exercise)] = {"file": place, "sha256": sha256, "passed": passed, "sentence": sentence}
+    save(RECORD, entries)
+
+
+def save(file: Path, entries: object) -> None:
+    """Write a record of the student's, as JSON. Raises ConfigError if it cannot be written."""
     try:
-        RECORD.parent.mkdir(parents=True, exist_ok=True)
-        RECORD.write_text(json.dumps(entries, indent=1) + "\n", encoding="utf-8")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(entries, indent=1) + "\n", encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"{RECORD} cannot be written: {error.strerror or error}") from error
+        raise ConfigError(f"{file} cannot be written: {error.strerror or error}") from error
 
 
 def standings() -> Iterator[Standing]:

@@ -1,6 +1,7 @@
 """p02: the sequences of a batch advance together. p03: one that ends makes room for the next, at every step."""
 
 from gradus.course.foreign.drive import Bench, require
+from gradus.exercises.solution import listed
 
 SLOTS = 3
 
@@ -45,7 +46,7 @@ def a_late_request_joins_those_that_run(bench: Bench) -> None:
         computed = drive.steps[number - 1]
         require(
             set(computed.names) == set(names),
-            f"there are places free, so step {number} runs {listed_words(names)}; yours computed: {computed.computed}",
+            f"there are places free, so step {number} runs {listed(names)}; yours computed: {computed.computed}",
         )
 
 
@@ -60,10 +61,6 @@ def a_places_next_request_sees_nothing_of_the_last_one(bench: Bench) -> None:
     """Long ones, then short ones in the same places."""
     drive = bench.drive(sequences=2)
     drive.run(*(drive.oracle.ask(length, 4) for length in (40, 35, 2, 3, 5, 1)))
-
-
-def listed_words(names: str) -> str:
-    return f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 P02 = (

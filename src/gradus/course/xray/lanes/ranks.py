@@ -77,7 +77,7 @@ class Way:
 def record(model: str, yours: Solution | None = None) -> LaneRecording:
     """Run all ways. yours: p12 with a student's functions. Raises ConfigError for a model that cannot be cut in two."""
     p12 = yours or phases.find("p12")
-    ways = list(_ways(p12.module("demo"), p12.module("counted"), p12.module("replay"), model))
+    ways = list(_ways(p12.module("demo"), model))
     frames: list[Frame] = []
     for number, way in enumerate(ways):
         frames += _frames(way, number, len(frames), ways)
@@ -100,20 +100,13 @@ def record(model: str, yours: Solution | None = None) -> LaneRecording:
     )
 
 
-def _ways(demo: Any, counted: Any, replay: Any, model: str) -> Iterator[Way]:
-    (name, *cut), *layers = demo.WAYS
-    found = counted.acts(model, *cut, 1, tokens=1)
-    alone = replay.length(replay.replay(counted.acts(model, 1, 1, 1, 1, tokens=1), 1, 0))
-    exchanges = sum(act.kind != "computes" for act in found[0])
-    tolls = {way: demo.toll_of(alone, exchanges, share) for way, share in demo.SHARES.items()}
-    for number, (way, toll) in enumerate(tolls.items()):
-        said = f"{name}, an exchange is {toll:,} weights long ({way}); one process reads {alone:,}"
-        yield Way(said, replay.replay(found, 2, toll), 2, whole=number > 0)
-    toll = list(tolls.values())[-1]
-    for name, parts, stages, micro_batches in layers:
-        requests = demo.REQUESTS * micro_batches
-        found = counted.acts(model, parts, stages, micro_batches, requests, demo.TOKENS)
-        yield Way(f"{name}, {demo.REQUESTS} requests in each, two tokens", replay.replay(found, parts, toll), parts)
+def _ways(demo: Any, model: str) -> Iterator[Way]:
+    alone, runs = demo.runs(model)
+    for number, run in enumerate(runs):
+        said = f"{run.name}, {demo.REQUESTS} requests in each, two tokens"
+        if run.parts > 1:
+            said = f"{run.name}, an exchange is {run.toll:,} weights long ({run.way}); one process reads {alone:,}"
+        yield Way(said, run.pieces, run.parts, whole=run.parts > 1 and number > 0)
 
 
 def _frames(way: Way, number: int, before: int, ways: Sequence[Way]) -> list[Frame]:
