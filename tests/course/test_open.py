@@ -401,7 +401,9 @@ def test_p11_refuses_another_language_and_a_lazy_automaton(tmp_path):
 def test_p11_counts_all_threads_and_keeps_nothing_between_trials(tmp_path):
     """The automaton is built elsewhere, or only once: neither takes less than building it."""
     task = task_of("p11")
-    base = task.trial(beginning(task, tmp_path), 1)["compiling"]
+    module = beginning(task, tmp_path)
+    task.trial(module, 1)  # as below: a first trial pays for more than it compiles
+    base = task.trial(module, 1)["compiling"]
     for change in (
         ("return subsets(nfa, last)", "return ThreadPoolExecutor().submit(subsets, nfa, last).result()"),
         ("def dfa_of", "@lru_cache(None)\ndef dfa_of"),
