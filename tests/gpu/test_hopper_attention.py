@@ -11,7 +11,7 @@ from gradus.attention.batch import Batch
 from gradus.attention.storage import PagedStorage
 from gradus.attention.triton_paged import TritonPagedAttention
 from gradus.device.capability import Capability, capability
-from gradus.kernels.attention.launch import HOPPER
+from gradus.kernels.attention.launch import HOPPER_LAUNCHES, HopperLaunch
 from gradus.kernels.attention.work import Work
 from gradus.models.shapes import SHAPES
 from tests.kernels.cases import Step
@@ -36,14 +36,18 @@ SPANS = [
 ]
 
 
-def step_of(spans: list[tuple[int, int]], heads: int = 8, group: int = 4) -> Step:
+def step_of(spans: list[tuple[int, int]], heads: int = 8, group: int = 4, head_dim: int = 128, **options) -> Step:
     """Queries lie in the product with keys and values, as in a model."""
-    step = Step(spans, heads=heads, group=group, head_dim=128, dtype=torch.bfloat16, device="cuda")
-    qkv = torch.full((len(step.q), (group + 2) * heads * 128), float("nan"), device="cuda", dtype=torch.bfloat16)
+    step = Step(spans, heads=heads, group=group, head_dim=head_dim, dtype=torch.bfloat16, device="cuda", **options)
+    qkv = torch.full((len(step.q), (group + 2) * heads * head_dim), float("nan"), device="cuda", dtype=torch.bfloat16)
     kept = step.q
-    step.q = qkv[:, : heads * group * 128].unflatten(1, (heads * group, 128))
+    step.q = qkv[:, : heads * group * head_dim].unflatten(1, (heads * group, head_dim))
     step.q.copy_(kept)
     return step
+
+
+def launch_of(step: Step) -> HopperLaunch:
+    return HOPPER_LAUNCHES[step.head_dim]
 
 
 def attended(step: Step, work: Work | None = None, q: Tensor | None = None) -> Tensor:
@@ -52,8 +56,9 @@ def attended(step: Step, work: Work | None = None, q: Tensor | None = None) -> T
     q = step.q if q is None else q
     out = torch.full(q.shape, float("nan"), device="cuda", dtype=q.dtype)
     processors = torch.cuda.get_device_properties(0).multi_processor_count
-    prompts = HopperPrompts([(step.keys, step.values)], processors)
-    prompts.attend(0, q, step.tables.long(), work or step.work(HOPPER), out, 0.3)
+    prompts = HopperPrompts({5: (step.keys, step.values)}, processors)
+    work = work or step.work(launch_of(step))
+    prompts.attend(5, q, step.tables.long(), work, out, 0.3, step.sink_logits)
     return out
 
 
@@ -65,14 +70,28 @@ def assert_close(step: Step) -> None:
 
 
 @pytest.mark.quick
-@pytest.mark.parametrize("heads, group", [(8, 1), (8, 2), (8, 4), (2, 8), (1, 64)])
-def test_groups_and_uneven_spans(heads, group):
-    assert_close(step_of(SPANS, heads, group))
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("heads, group", [(8, 4), (8, 1), (8, 2), (2, 8), (1, 64), (2, 7)])
+def test_groups_and_uneven_spans(heads, group, head_dim):
+    assert_close(step_of(SPANS, heads, group, head_dim))
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("head_dim, window", [(256, 512), (64, 128), (128, 1), (128, 100), (64, 1000), (128, 4096)])
+def test_windows(head_dim, window):
+    assert_close(step_of([*SPANS, (700, 5000), (2000, 2000)], 2, 4, head_dim, window=window))
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("window", [None, 128])
+def test_sinks(window):
+    assert_close(step_of([*SPANS, (700, 3000)], 2, 8, 64, window=window, sinks=True))
 
 
 @pytest.mark.parametrize("length", [*range(1, 18), 127, 128, 129, 255, 256, 257])
-def test_every_end_of_a_page_and_of_a_block(length):
-    assert_close(step_of([(length, length), (1, length), (min(length, 40), length)], heads=2))
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_every_end_of_a_page_and_of_a_block(length, head_dim):
+    assert_close(step_of([(length, length), (1, length), (min(length, 40), length)], heads=2, head_dim=head_dim))
 
 
 def test_more_tiles_than_programs_and_a_long_prefix():
@@ -90,7 +109,9 @@ def test_a_sequence_alone_gets_the_bits_that_it_gets_in_a_batch(number):
     step = step_of(SPANS)
     count, length = SPANS[number]
     rows = slice(step.query_start[number], step.query_start[number + 1])
-    work = Work(HOPPER, tiles=-(-count // 32), group=4, kv_heads=8, window=None, device=step.q.device)
+    launch = launch_of(step)
+    tiles = -(-count // launch.tokens(4))
+    work = Work(launch, tiles=tiles, group=4, kv_heads=8, window=None, device=step.q.device)
     numbers = (step.numbers(part) for part in ([step.slots[number]], [0, count], [length]))
     work.lay_out(*numbers, most=count)
     assert torch.equal(attended(step, work, step.q[rows]), attended(step)[rows])
@@ -111,13 +132,14 @@ def launches_of(attention: TritonPagedAttention, *spans: tuple[int, int]) -> lis
     starts = [sum(counts[:number]) for number in range(len(counts) + 1)]
     numbers = [torch.tensor(part, dtype=torch.int32, device="cuda") for part in ([0, 1], starts, lengths)]
     attention.plan(numbers[0][: len(spans)], numbers[1], numbers[2], list(counts))
-    return [work.launch is HOPPER for works in attention.works.values() for work in works]
+    return [isinstance(work.launch, HopperLaunch) for works in attention.works.values() for work in works]
 
 
 def test_long_prompts_take_it_and_what_is_beside_them_does_not():
     attention = backend()
     assert launches_of(attention, (2048, 4000)) == [True]
     assert launches_of(attention, (1, 300), (2048, 2048)) == [False, True]
+    assert launches_of(attention, (1024, 4000)) == [False], "176 tiles would leave 88 of 264 places empty"
     assert launches_of(attention, (512, 512)) == [False]
     assert launches_of(attention, (1, 300), (1, 20)) == [False]
 

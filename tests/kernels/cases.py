@@ -68,7 +68,7 @@ class Step:
         return torch.tensor(values, dtype=torch.int32, device=self.device)
 
     def work(self, launch: Launch, fewest: int = 1, most: int = 1 << 30) -> Work:
-        tokens = launch.rows // self.group
+        tokens = launch.tokens(self.group)
         work = Work(
             launch,
             tiles=sum(-(-count // tokens) for count, _ in self.spans),
@@ -87,7 +87,7 @@ class Step:
         out = torch.full_like(self.q, float("nan"))
         fewest = 1
         for launch in launches:
-            most = 1 << 30 if launch is launches[-1] else launch.rows // self.group
+            most = 1 << 30 if launch is launches[-1] else launch.tokens(self.group)
             work = self.work(launch, fewest, most)
             partials = Partials([launch], kv_heads=self.heads, head_dim=self.head_dim, device=self.q.device)
             for part in (partials.sums, partials.totals, partials.peaks):

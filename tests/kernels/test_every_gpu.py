@@ -9,6 +9,8 @@ from dataclasses import replace
 from itertools import product
 from typing import Any, NamedTuple
 
+import re
+
 import pytest
 
 pytest.importorskip("triton", reason="Triton is for Linux alone")
@@ -22,7 +24,7 @@ from gradus.device.capability import OLDEST, Capability
 from gradus.kernels.attention import hopper as hopper_attention
 from gradus.kernels.attention import paged as paged_attention
 from gradus.kernels.attention import work as attention_work
-from gradus.kernels.attention.launch import bytes_needed, fitted, launches
+from gradus.kernels.attention.launch import HOPPER_LAUNCHES, bytes_needed, fitted, launches
 from gradus.kernels.attention.new_token import MOST_NEW
 from gradus.kernels.experts import dispatch, grouped_tables, packed_tiles
 from gradus.kernels.experts.combine import BLOCK as COMBINED
@@ -82,7 +84,7 @@ TYPES = {torch.bfloat16: "*bf16", torch.float32: "*fp32"}
 # prompt's fastest tile spills (`benchmarks/kernels/paged_attention_fp8.json`); heads of 256 and 512, and float32, were
 # not raced. A tile of 64 rows of heads of 512 spills behind its loop.
 SPILLED = {
-    "hopper prompt": 48,  # as in Triton 3.6; raced with them
+    "hopper prompt": 208,  # none of them in the loop without a mask; raced with them
     "decode 256 float32 fp8": 16,
     "decode that turns 64 float32": 16,
     "drafts that turn 64 float32": 376,
@@ -437,18 +439,24 @@ def attention(
 
 
 def hopper_prompts(able: Capability) -> Iterator[tuple[str, Case]]:
-    """For groups that `suits_hopper` lets through."""
+    """For heads that have a launch, groups that suit it, windows and sinks."""
     if able != H200:
         return
-    for group in (1, 2, 4, 8, 64):
-        boxes = {"queries": [64 // group, group, 64], "keys": [1, 16, 64], "values": [1, 16, 64]}
+    kinds = [(64, 4, 0, False), (64, 8, 128, True), (64, 7, 0, False), (128, 1, 0, False), (128, 4, 0, False)]
+    kinds += [(128, 8, 4096, False), (128, 64, 0, False), (256, 4, 0, False), (256, 4, 512, False)]
+    for head_dim, group, window, sinks in kinds:
+        launch = HOPPER_LAUNCHES[head_dim]
+        padded = launch.padded(group)
+        boxes = {"queries": [64 // padded, padded, 64], "keys": [1, 16, 64], "values": [1, 16, 64]}
         types: dict[str, str] = {
             name: f"tensordesc<bf16{str(box).replace(' ', '')},{hopper_attention.BOX!r}>" for name, box in boxes.items()
         }
         types |= {"tables": "*i64", "items": "*i32", "total": "i32", "table_stride": "i32", "factor": "fp32"}
-        constants = {"HEADS": 8, "GROUP": group}
+        types |= {"sinks": "*fp32"} if sinks else {}
+        constants = {"HEADS": 8, "GROUP": group, "PADDED": padded, "WINDOW": window, "SHAPE": launch}
+        constants |= {} if sinks else {"sinks": None}
         yield (
-            f"hopper prompt {group}",
+            f"hopper prompt {head_dim} of {group}, window {window}",
             Case(hopper_attention.hopper_attention, types, constants, {"num_warps": 4}),
         )
 
@@ -628,12 +636,31 @@ def test_a_prompt_fits_a_gpu_with_little_shared_memory():
     checked(able, name, case)
 
 
-def test_a_long_prompt_on_hopper_has_its_registers_and_issues_what_was_raced():
-    """Registers spilled in the loop would cost all that the kernel gains: what is spilled is read outside of it."""
-    name, case = next(hopper_prompts(H200))
+@pytest.mark.parametrize("head_dim, group, products", [(64, 4, 20), (128, 4, 16), (256, 4, 24)])
+def test_a_long_prompt_on_hopper_issues_what_was_raced_and_spills_nothing_in_its_loop(head_dim, group, products):
+    """products: scores over the dimensions, sums of values and of ones over the keys, each 16 at once."""
+    name, case = next(each for each in hopper_prompts(H200) if each[0] == f"hopper prompt {head_dim} of {group}, window 0")
     used = checked(H200, name, case)
-    assert used.registers == 168 and used.spilled <= SPILLED["hopper prompt"]
-    assert used.assembly.count("wgmma.mma_async.sync.aligned.m64n128k16") == 2 * 48, "of two consumers"
+    threads = 128 * (HOPPER_LAUNCHES[head_dim].consumers + 1)
+    assert used.registers == 65536 // threads // 8 * 8, "all that a program of so many threads may begin with"
+    loop = shortest_loop_with(used.binary, "MUFU.EX2")
+    keys = HOPPER_LAUNCHES[head_dim].keys
+    assert products == head_dim // 16 + 2 * (keys // 16) if head_dim < 256 else products == 24
+    assert sum("HGMMA" in line for line in loop) == products
+    assert sum("MUFU.EX2" in line for line in loop) == 64 * keys // 128 + 2, "a thread's scores, and two rows' shrinking"
+    assert not [line for line in loop if "LDL" in line or "STL" in line], "registers kept in memory"
+
+
+def shortest_loop_with(binary: bytes, operation: str) -> list[str]:
+    """Find the innermost loop that has the operation, in a disassembled program."""
+    found = re.findall(r"^\s+/\*([0-9a-f]{4,5})\*/\s+(.*?);", instructions(binary), re.MULTILINE)
+    places = {int(place, 16): number for number, (place, _) in enumerate(found)}
+    loops = []
+    for number, (place, line) in enumerate(found):
+        back = re.search(r"BRA.* 0x([0-9a-f]+)", line)
+        if back and (begin := int(back[1], 16)) < int(place, 16):
+            loops.append([each for _, each in found[places[begin] : number + 1]])
+    return min((loop for loop in loops if any(operation in line for line in loop)), key=len)
 
 
 @pytest.mark.parametrize("number", [0, 1], ids=["alone", "onto the stream"])

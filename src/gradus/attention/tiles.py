@@ -10,7 +10,7 @@ import triton
 
 from gradus.attention.storage import PagedStorage
 from gradus.device.capability import Capability
-from gradus.kernels.attention.launch import Launch, launches
+from gradus.kernels.attention.launch import HOPPER_LAUNCHES, HopperLaunch, Launch, launches
 from gradus.kernels.attention.new_token import MOST_NEW
 from gradus.kernels.attention.splits import Partials
 from gradus.kernels.attention.work import Work
@@ -39,7 +39,8 @@ class Tiles:
     """One kind of layers.
 
     group: query heads that share a key head. windows: those of the layers. launches: the shapes to choose from,
-    smallest first. tokens: how many a tile of each holds.
+    smallest first. tokens: how many a tile of each holds. hopper: the shape for long prompts on Hopper, if there is one
+    for these heads.
     """
 
     def __init__(
@@ -55,9 +56,14 @@ class Tiles:
         self.group, self.windows = sizes.num_heads // sizes.num_kv_heads, tuple(dict.fromkeys(windows))
         self.device, self.eight_bits = storage.keys.device, storage.scales(0) is not None
         self.launches = launches(self.head_dim, storage.dtype, self.group, processors, able, eight_bits=self.eight_bits)
-        self.tokens = [launch.rows // self.group for launch in self.launches]
+        self.tokens = [launch.tokens(self.group) for launch in self.launches]
+        self.hopper = self._hopper()
         self.partials = Partials(self.launches, kv_heads=self.kv_heads, head_dim=self.head_dim, device=self.device)
         self._works: dict[tuple[Launch, int | None, int], Work] = {}
+
+    def _hopper(self) -> HopperLaunch | None:
+        launch = None if self.eight_bits else HOPPER_LAUNCHES.get(self.head_dim)
+        return launch if launch is not None and launch.suits(self.group) else None
 
     def holding(self, tokens: int) -> int:
         """The number of the first shape whose tile holds that many tokens, or else of the last."""

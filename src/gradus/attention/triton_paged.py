@@ -5,7 +5,7 @@ plans the step: it sorts spans into a few launch shapes by their length, and the
 work. A step of decodes takes one launch shape; a step that also reads prompts takes two or three.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,13 +18,7 @@ from gradus.attention.storage import PagedStorage
 from gradus.attention.tiles import Kind, Tiles, kinds_of
 from gradus.device.capability import Capability, capability, multiprocessors
 from gradus.device.transfer import upload_parts
-from gradus.kernels.attention.launch import (
-    HOPPER,
-    HOPPER_HEAD_DIM,
-    HOPPER_PAGE,
-    Launch,
-    fills_hopper,
-)
+from gradus.kernels.attention.launch import HOPPER_PAGE, HopperLaunch, Launch
 from gradus.kernels.attention.paged import paged_attention
 from gradus.kernels.attention.work import Work
 from gradus.kernels.core.gluon import in_gluon
@@ -53,9 +47,11 @@ class TritonPagedAttention(PagedAttention):
         self.tiles = list(dict.fromkeys(tiles for tiles, _ in self.kinds))
         widest = max(tiles.head_dim for tiles in self.tiles)
         self.may_fuse_rope = widest <= FUSED_ROPE_WIDTH and not config.qk_norm_across_heads
-        hopper = suits_hopper(config, storage, able)
-        every = [storage.pages(layer) for layer in range(config.num_layers)]
-        self.hopper = hopper_prompts(every, self.processors) if hopper else None
+        self.hopper = self._hopper() if suits_hopper(config, storage, able) else None
+
+    def _hopper(self) -> "HopperPrompts | None":
+        suited = [layer for layer, (tiles, _) in enumerate(self.kinds) if tiles.hopper is not None]
+        return hopper_prompts({layer: self.storage.pages(layer) for layer in suited}, self.processors)
 
     def prepare(self, batch: Batch) -> None:
         self._begin(batch)
@@ -79,7 +75,7 @@ class TritonPagedAttention(PagedAttention):
                 mine = [count for count in counts if count >= fewest and (count <= tokens or last)]
                 if mine:
                     chosen = self._of_prompts(tiles, mine) if last else launch
-                    most = sum(triton.cdiv(count, chosen.rows // tiles.group) for count in mine)
+                    most = sum(triton.cdiv(count, chosen.tokens(tiles.group)) for count in mine)
                     self._plan_spans(tiles, chosen, slots, query_start, lengths, fewest, max(mine), most)
                 fewest = tokens + 1
 
@@ -99,8 +95,10 @@ class TritonPagedAttention(PagedAttention):
     def _of_prompts(self, tiles: Tiles, counts: Sequence[int]) -> Launch:
         """Choose the launch shape for the longest spans, with `counts` new tokens. Kernels differ only in the order of
         sums."""
-        fills = fills_hopper(counts, tiles.group, tiles.kv_heads, self.processors)
-        return HOPPER if self.hopper is not None and fills else tiles.launches[-1]
+        hopper = tiles.hopper if self.hopper is not None else None
+        if hopper is not None and hopper.fills(counts, tiles.group, tiles.kv_heads, self.processors):
+            return hopper
+        return tiles.launches[-1]
 
     # -- in each layer -----------------------------------------------------------------------------------------------
 
@@ -133,8 +131,8 @@ class TritonPagedAttention(PagedAttention):
         tiles, _ = kind = self.kinds[layer]
         out = torch.empty(len(q), self.config.num_heads, tiles.head_dim, dtype=q.dtype, device=q.device)
         for work in self.works[kind]:
-            if self.hopper is not None and work.launch is HOPPER:
-                self.hopper.attend(layer, q, self.tables[group], work, out, self.config.attention_scale)
+            if self.hopper is not None and isinstance(work.launch, HopperLaunch):
+                self.hopper.attend(layer, q, self.tables[group], work, out, self.config.attention_scale, sinks)
                 continue
             paged_attention(
                 q, *self.storage.pages(layer), self.tables[group], work, tiles.partials, out,
@@ -145,24 +143,20 @@ class TritonPagedAttention(PagedAttention):
 
 
 def suits_hopper(config: ModelConfig, storage: PagedStorage, able: Capability) -> bool:
-    """Whether `hopper_attention` supports this model and cache on this GPU.
+    """Whether `hopper_attention` supports this model and cache on this GPU, in layers whose `Tiles` have a shape.
 
     Only compute capability 9.0 has its instructions (warpgroup products), no later one.
     """
-    group = config.num_heads // config.num_kv_heads
     return (
         able == (9, 0)
         and storage.dtype == storage.keys.dtype == torch.bfloat16
-        and not config.sizes
-        and (config.head_dim, storage.page_size) == (HOPPER_HEAD_DIM, HOPPER_PAGE)
-        and HOPPER.rows // 2 % group == 0  # each consumer handles whole tokens
+        and storage.page_size == HOPPER_PAGE
         and config.attention_softcap is None
-        and not config.attention_sinks
-        and all(window is None for window in config.windows)
     )
 
 
-def hopper_prompts(pages: Sequence[tuple[Tensor, Tensor]], processors: int) -> "HopperPrompts | None":
-    """Make the kernel for these layers' pages; None if Triton lacks the Gluon that it is written in."""
-    kernel = in_gluon("attention.hopper", "HopperPrompts")
+def hopper_prompts(pages: Mapping[int, tuple[Tensor, Tensor]], processors: int) -> "HopperPrompts | None":
+    """Make the kernel for these layers' pages; None if there are none, or Triton lacks the Gluon that it is written
+    in."""
+    kernel = in_gluon("attention.hopper", "HopperPrompts") if pages else None
     return None if kernel is None else kernel(pages, processors)

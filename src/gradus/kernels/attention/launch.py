@@ -43,28 +43,72 @@ class Launch:
     whole: int = 0
     adding: float = ADDING
 
+    def tokens(self, group: int) -> int:
+        """The tokens that a tile has room for, whose query heads share key heads in groups of `group`."""
+        return self.rows // group
+
     def items(self, kv_heads: int, live: int) -> int:
         """Count the items that run at once with `live` programs per multiprocessor: an item has one per key head."""
         return max(1, live * self.processors // kv_heads)
 
 
-# The shape that `hopper_attention` is written for. One item at once: its tiles are never split.
-HOPPER = Launch(rows=128, keys=128, warps=9, stages=2, live=1, processors=1)
-HOPPER_HEAD_DIM, HOPPER_PAGE = 128, 16
-HOPPER_FILLED = 2  # tiles per multiprocessor, at least
+HOPPER_PAGE = 16
+HOPPER_ROWS = 64  # of a tile, for each warpgroup that multiplies
+EIGHTHS = 7  # of a tile's rows, at least, that must not be empty
 HOPPER_LONG = 1024  # new tokens of a span: it won at 2,048, lost at 512 (`benchmarks/answered/prompt_attention.json`)
 
 
-def fills_hopper(counts: Sequence[int], group: int, kv_heads: int, processors: int) -> bool:
-    """Whether `hopper_attention` is the faster kernel for spans with these numbers of new tokens.
+@dataclass(frozen=True, slots=True)
+class HopperLaunch(Launch):
+    """A shape of `hopper_attention`. One item at once: its tiles are never split.
 
-    Its programs stay on their multiprocessors and split no tile, so there must be enough tiles. Each tile begins and
-    ends by itself, so spans must be long. They differ: the length asked for is that of the span which an average token
-    belongs to.
+    head_dim: the width of heads that it is for. consumers: warpgroups that multiply, HOPPER_ROWS rows each. stages:
+    blocks of keys and values in shared memory. busy: the least share of the multiprocessors that its rounds of tiles
+    must keep busy, or else the kernel of every GPU is faster.
     """
-    tiles = sum(triton.cdiv(count * group, HOPPER.rows) for count in counts)
-    usual = sum(count * count for count in counts) / sum(counts)
-    return tiles * kv_heads >= HOPPER_FILLED * processors and usual >= HOPPER_LONG
+
+    head_dim: int = 0
+    consumers: int = 0
+    busy: float = 1.0
+
+    @staticmethod
+    def of(head_dim: int, keys: int, stages: int, consumers: int, busy: float) -> "HopperLaunch":
+        rows, warps = HOPPER_ROWS * consumers, 4 * consumers + 1
+        return HopperLaunch(rows, keys, warps, stages, 1, 1, head_dim=head_dim, consumers=consumers, busy=busy)
+
+    @staticmethod
+    def padded(group: int) -> int:
+        """The rows that a token takes: the copy engine's boxes have powers of two."""
+        return triton.next_power_of_2(group)
+
+    def tokens(self, group: int) -> int:
+        return self.rows // self.padded(group)
+
+    def suits(self, group: int) -> bool:
+        """Whether few enough rows of its tiles are empty for groups of that size."""
+        return group <= HOPPER_ROWS and EIGHTHS * self.padded(group) <= 8 * group
+
+    def fills(self, counts: Sequence[int], group: int, kv_heads: int, processors: int) -> bool:
+        """Whether `hopper_attention` is the faster kernel for spans with these numbers of new tokens.
+
+        Its programs stay on their multiprocessors and split no tile, so the last round of tiles must not leave too many
+        idle. Each tile begins and ends by itself, so spans must be long. They differ: the length asked for is that of
+        the span which an average token belongs to.
+        """
+        tiles = sum(triton.cdiv(count, self.tokens(group)) for count in counts) * kv_heads
+        usual = sum(count * count for count in counts) / sum(counts)
+        return tiles >= self.busy * processors * triton.cdiv(tiles, processors) and usual >= HOPPER_LONG
+
+
+# As measured (`benchmarks/answered/prompt_attention.json`).
+HOPPER_LAUNCHES = {
+    each.head_dim: each
+    for each in (
+        HopperLaunch.of(64, keys=128, stages=3, consumers=3, busy=0.8),
+        HopperLaunch.of(128, keys=64, stages=4, consumers=3, busy=0.8),
+        HopperLaunch.of(256, keys=64, stages=2, consumers=2, busy=0.3),
+    )
+}
 
 
 def launches(

@@ -73,7 +73,7 @@ class Work:
         self, launch: Launch, *, tiles: int, group: int, kv_heads: int, window: int | None, device: torch.device
     ) -> None:
         self.launch, self.window, self.kv_heads = launch, window, kv_heads
-        self.tile_tokens = launch.rows // group
+        self.tile_tokens = launch.tokens(group)
         self.longest = self.tile_tokens
         self.kernels: set[Any] = set()
         self._able, self._fits = capability(device), set[int]()
