@@ -4,12 +4,11 @@ What is checked is what would fail at the first launch: that it compiles, and th
 runs always, all of it by `make stress`.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import product
 from typing import Any, NamedTuple
-
-import re
 
 import pytest
 
