@@ -260,7 +260,7 @@ def _described(case: Case, work: Workload, context: int, unmeasured: int) -> dic
         case.name,
         work.arrivals(SHAPES[case.shape].vocab_size, context),
         case.sampling,
-        decode_alone=case.metric in (beside.DECODE, beside.FIRST),
+        decode_alone=case.metric in (beside.DECODE, beside.ANSWER),
         new_prompts=case.new_prompts,
         keep_prefixes=group.prefix_cache,
         watch_idle=case.group != beside.LONG,  # it takes another round, of seconds here
