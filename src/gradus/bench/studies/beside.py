@@ -330,7 +330,10 @@ def benchmark_of(cases: tuple[Case, ...]) -> Benchmark:
             "Sampling parameters should cost Gradus a little on the GPU and nothing on the host, since they are read "
             "from tables within the graph; vLLM launches its sampling step by step, and makes the objects of "
             "log-probabilities between steps. So the ratio should grow with what is asked for, and most with "
-            "log-probabilities of many sequences."
+            "log-probabilities of many sequences. The longer a prompt, the more of its time is attention, so the "
+            "longest prompts are the closest race. Decodes after such a prompt read keys and values at the memory's "
+            "rate on both sides. An agent's turn is a short prompt and a few decodes on a long context: steps of a "
+            "small batch again, so sessions should gain as single streams do."
         ),
         tables=tuple(_tables(cases)),
     )
