@@ -49,7 +49,7 @@ class Comparison:
     """One model's cases. vllm: its unpacked folder. out: the folder of all reports. vllm_block: the script that runs
     it.
 
-    group: of the cases; see `gradus.bench.studies.beside`. only: the labels of those to measure; () is all.
+    group: of the cases; see `gradus.bench.studies.beside`. only: the labels to measure; () is all of them.
     quick: a rehearsal with few short requests, for which any shape takes the cases of the group's first.
     """
 

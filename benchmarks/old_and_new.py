@@ -1,4 +1,4 @@
-"""Is everything as fast as before? Two checkouts in turns, on the same token ids.
+"""Two checkouts in turns, on the same token ids: is everything as fast as before?
 
     git worktree add /tmp/old COMMIT
     PYTHONPATH=src:. python3 benchmarks/old_and_new.py --old /tmp/old --out "$OUT"/old_and_new.json
@@ -55,7 +55,7 @@ TINY = "tiny-llama"
 
 @dataclass(frozen=True)
 class Question:
-    """What all blocks are asked, and the metric of each of its rows."""
+    """A description for `gradus.bench.run.block`, and the metric of each of its rows."""
 
     model: str
     asked: dict[str, Any]

@@ -31,8 +31,8 @@ Work = dict[str, Workload]
 
 
 def cache_for(works: Iterable[Workload]) -> int:
-    """Cache positions that hold any of these workloads with all its sequences at once. A conversation is one sequence,
-    as long as its last turn."""
+    """Cache positions that hold any of these workloads with all its sequences at once. A conversation takes what its
+    last turn does."""
     return max(sum(job.prompt + job.output + PAGE for job in _last_turns(work)) for work in works)
 
 
