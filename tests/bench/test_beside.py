@@ -164,7 +164,7 @@ class LLM:
         same = [next((i for i, pair in enumerate(zip(prompt, one)) if len(set(pair)) == 2), min(len(prompt), len(one)))
                 for one in self.known]
         self.known.append(prompt)
-        return min(max(same, default=0), len(prompt) - 1)
+        return min(max(same, default=0), len(prompt) - 1) // 16 * 16
 
     def add_request(self, name, prompt, params):
         ids = prompt["prompt_token_ids"]
@@ -333,13 +333,17 @@ def test_long_contexts_hit_where_they_should_and_sessions_continue_their_own_ans
     assert (run.settings["prefix cache"], len(run.cells)) == ("on", 8)
     for cell in run.cells:
         ours, theirs = cell.entry("final"), cell.entry(THEIRS)
-        assert len(ours.samples) == 6 and len(theirs.samples) == 3, (ours.skipped, theirs.skipped)
-        for one in (*ours.samples, *theirs.samples):
+        assert not ours.skipped and not theirs.skipped, (ours.skipped, theirs.skipped)
+        every = [*ours.samples, *theirs.samples]
+        for block in ("A1", "B", "A2"):
+            seconds = [one["seconds"] for one in every if one["block"] == block]
+            assert len(seconds) == 3 or (seconds and sum(seconds) >= beside.GROUPS[LONG].enough_s)
+        for one in every:
             assert one["output_tokens"] == cell.workload["output_tokens"]
             assert one["prompt_tokens"] == cell.workload["prompt_tokens"], "whole conversations on both sides"
         hits = [one.get("cached_tokens", 0) for one in ours.samples]
         if cell.table.endswith("prefill"):
-            assert hits == [0] * 6
+            assert set(hits) == {0}
         elif cell.table.endswith("sessions"):
             assert set(hits) == {8 * 16}, "the full page of each first turn and its answer"
             assert ours.prediction["rows"] < cell.workload["prompt_tokens"]

@@ -240,13 +240,17 @@ def _quantized(group: str, alone: Target, many: Target, prompts: Target | None =
 
 
 def _long(shape: str, prompts: Target, sessions: Target) -> Iterator[Case]:
-    """Cases of long contexts: prompts alone, decodes and a first token after a hit, and the sessions of agents."""
+    """Cases of long contexts: prompts alone, decodes and one token after a hit, and the sessions of agents.
+
+    Prompts of one seed begin alike, whatever their lengths. So new ones have a seed of their own for each case, and
+    the hit is on the prompt of the decode before it.
+    """
     for tokens in (8_000, 32_000, 64_000, 120_000):
-        yield Case(shape, f"{tokens:,}", single_stream(tokens, 1), prompts, metric=IN, group=LONG)
+        yield Case(shape, f"{tokens:,}", single_stream(tokens, 1, seed=tokens), prompts, metric=IN, group=LONG)
     yield Case(shape, "1 at 120,000", single_stream(120_000, 256), Target(1.0, 1.1), metric=DECODE, group=LONG)
     yield Case(shape, "hit of 120,000", single_stream(120_000, 1), Target(1.0, 1.5), metric=ANSWER, group=LONG)
     yield Case(shape, "8 at 32,000", burst(8, 32_000, 256), Target(1.0, 1.1), metric=DECODE, group=LONG)
-    agents = conversations(8, 10, first=1500, question=1500, answer=200, pause=0.0)
+    agents = conversations(8, 10, first=1500, question=1500, answer=200, pause=0.0, seed=1)
     yield Case(shape, "8 agents", agents, sessions, metric=SECONDS, group=LONG)
 
 
