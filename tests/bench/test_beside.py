@@ -381,6 +381,13 @@ def test_only_some_cases_are_asked_for_and_what_warms_them_up_follows_from_that(
         asked("batch 1")
 
 
+def test_no_new_long_prompt_begins_like_one_of_another_case():
+    cases = [case for case in cases_of("llama-3.2-1b", LONG) if case.new_prompts or "hit" not in case.label]
+    firsts = [case.workload.arrivals(128_256)[0].prompt for case in cases if case.label != "8 at 32,000"]
+    # the first token is the round's number; a page has 16
+    assert len({prompt[1:16] for prompt in firsts}) == len(firsts) == 6
+
+
 def test_every_long_case_leaves_room_in_the_pool_for_what_its_rounds_add():
     for case in beside.CASES:
         if case.group == LONG and case.hits:
