@@ -102,6 +102,8 @@ PARTS = (
     Part("p01", QWEN, "bfloat16", ("output-length", "profile"), ("p00", "p01")),
     # the final engine and vLLM, both with their pools full
     *(Part(beside.NAME, model, "bfloat16", group=beside.STEADY) for model in (QWEN, LLAMA, GEMMA)),
+    # the same with long contexts
+    *(Part(beside.NAME, model, "bfloat16", group=beside.LONG) for model in (LLAMA, LLAMA_8B)),
 )
 
 

@@ -15,6 +15,7 @@ from gradus.bench.studies import beside
 from gradus.bench.studies.beside import (
     DECODE,
     IN,
+    LONG,
     OURS,
     PARAMETERS,
     QUANTIZED,
@@ -45,6 +46,7 @@ CASES = (
     Case("tiny-llama", "batch 1", single_stream(8, 6), Target(1.5, 1.8, 100), group="int4-head"),
     Case("tiny-llama", "batch 3", burst(3, 8, 6), Target(1.1, 1.3), metric=DECODE, group="fp8-kv"),
     Case("tiny-llama", "batch 3", burst(3, 40, 6), Target(1.1, 1.5), group=STEADY),
+    *beside._long("tiny-llama", prompts=Target(0.97, 1.05), sessions=Target(1.25, 1.5)),
 )
 
 STAND_IN = """
@@ -137,6 +139,53 @@ class LLM:
 
     def __del__(self):
         assert self.stored >= self.capacity
+"""
+
+
+VLLM_WITH_LONG_CONTEXTS = """
+sampling_params = SimpleNamespace(RequestOutputKind=SimpleNamespace(FINAL_ONLY="whole"))
+
+
+class LLM:
+    def __init__(self, *, enable_prefix_caching, max_num_batched_tokens, **others):
+        assert enable_prefix_caching and max_num_batched_tokens == 16384
+        self.llm_engine = self.engine_core = self
+        self.scheduler = SimpleNamespace(max_num_scheduled_tokens=max_num_batched_tokens)
+        self.engine_core = SimpleNamespace(engine_core=SimpleNamespace(scheduler=self.scheduler))
+        self.running, self.known, self.asked = {}, [], 0
+
+    def generate(self, prompts, params, use_tqdm):
+        time.sleep(0.001 if self.scheduler.max_num_scheduled_tokens == 8192 else 0.05)
+        for prompt in prompts:
+            assert self.cached(prompt["prompt_token_ids"]) == 0, "a new prompt hits"
+        return [SimpleNamespace(outputs=[SimpleNamespace(token_ids=[1] * one.max_tokens)]) for one in params]
+
+    def cached(self, prompt):
+        same = [next((i for i, pair in enumerate(zip(prompt, one)) if len(set(pair)) == 2), min(len(prompt), len(one)))
+                for one in self.known]
+        self.known.append(prompt)
+        return min(max(same, default=0), len(prompt) - 1) // 16 * 16
+
+    def add_request(self, name, prompt, params):
+        ids = prompt["prompt_token_ids"]
+        self.running[name] = ids, [], params, self.cached(ids)
+
+    def has_unfinished_requests(self):
+        return bool(self.running)
+
+    def step(self):
+        time.sleep(0.0005)
+        out = []
+        for name, (ids, tokens, params, cached) in list(self.running.items()):
+            tokens.append(7)
+            ended = len(tokens) == params.max_tokens
+            if ended:
+                del self.running[name]
+                self.known.append([*ids, *tokens])
+            if ended or not hasattr(params, "output_kind"):
+                output = SimpleNamespace(token_ids=tokens)
+                out.append(SimpleNamespace(request_id=name, outputs=[output], num_cached_tokens=cached))
+        return out
 """
 
 
@@ -275,6 +324,78 @@ def test_in_the_steady_state_both_pools_are_full_and_every_round_has_new_prompts
     assert "The steady state, as in a server that has been up for an hour" in text and "1.1×" in text
 
 
+@pytest.mark.stress
+def test_long_contexts_hit_where_they_should_and_sessions_continue_their_own_answers(driver, cases, tmp_path):
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "vllm.py").write_text(HEAD + VLLM_WITH_LONG_CONTEXTS)
+    comparison(driver, tmp_path, group=LONG).measure()
+    (run,) = runs_in(tmp_path)
+    assert (run.settings["prefix cache"], len(run.cells)) == ("on", 8)
+    for cell in run.cells:
+        ours, theirs = cell.entry("final"), cell.entry(THEIRS)
+        assert not ours.skipped and not theirs.skipped, (ours.skipped, theirs.skipped)
+        every = [*ours.samples, *theirs.samples]
+        for block in ("A1", "B", "A2"):
+            seconds = [one["seconds"] for one in every if one["block"] == block]
+            assert len(seconds) == 3 or (seconds and sum(seconds) >= beside.GROUPS[LONG].enough_s)
+        for one in every:
+            assert one["output_tokens"] == cell.workload["output_tokens"]
+            assert one["prompt_tokens"] == cell.workload["prompt_tokens"], "whole conversations on both sides"
+        hits = [one.get("cached_tokens", 0) for one in ours.samples]
+        if cell.table.endswith("prefill"):
+            assert set(hits) == {0}
+        elif cell.table.endswith("sessions"):
+            assert set(hits) == {8 * 16}, "the full page of each first turn and its answer"
+            assert ours.prediction["rows"] < cell.workload["prompt_tokens"]
+        else:
+            assert set(hits) == {cell.batch * 16} and ours.prediction is None, "the prompt's one full page"
+        at_8192 = cell.entry(beside.at_budget(8192))
+        assert (at_8192 is None) == cell.table.endswith(("hit", "decode"))
+        if cell.table.endswith("prefill"):
+            assert max(one["seconds"] for one in at_8192.samples) < min(one["seconds"] for one in theirs.samples)
+    header, rows = beside.summary(Results("cpu", beside.NAME, [run]), LONG)
+    prompts = dict(zip(header, rows[0], strict=True))
+    slow = min(one["prompt_tokens"] / one["seconds"] for one in run.cells[0].entry(beside.at_budget(8192)).samples)
+    assert float(prompts["vLLM"].split(" ")[0].replace(",", "")) >= 0.99 * slow, "its better budget counts"
+    assert [dict(zip(header, row, strict=True))["unit"] for row in rows][-4:] == [
+        "tok/s after the last first token", "ms to the answer", "tok/s after the last first token", "seconds",
+    ]  # fmt: skip
+    assert driver.is_measured(tmp_path / "out", "cpu", "tiny-llama", "float32", "abc", LONG)
+    text = reported(tmp_path)
+    assert "Long contexts: the same three blocks" in text and "vLLM, 8,192 tokens per step" in text
+
+
+def test_only_some_cases_are_asked_for_and_what_warms_them_up_follows_from_that(driver, tmp_path):
+    def asked(*only: str) -> dict:
+        chosen = driver.Comparison("llama-3.2-1b", tmp_path, tmp_path, "abc", group=LONG, only=only).cases
+        return driver.described(chosen, device="cpu", dtype="float32", quick=False)
+
+    alone, after = asked("120,000"), asked("120,000", "1 at 120,000")
+    assert [case["unmeasured"] for case in alone["cases"]] == [1]
+    assert [case["unmeasured"] for case in after["cases"]] == [1, 0], "the decode's first round computes such a prompt"
+    assert [case["new_prompts"] for case in after["cases"]] == [False, True]
+    assert alone["cache_tokens"] == beside.POOL_TOKENS and alone["context"] == 131_072
+    (agents,) = asked("8 agents")["cases"]
+    assert len(agents["prompts"]) == 80 and agents["warm_up"] == 16 and agents["follows"][8:16] == list(range(8))
+    with pytest.raises(driver.ConfigError, match=r"only must be among '1 at 120,000', .*, got 'batch 1'"):
+        asked("batch 1")
+
+
+def test_no_new_long_prompt_begins_like_one_of_another_case():
+    cases = [case for case in cases_of("llama-3.2-1b", LONG) if case.new_prompts or "hit" not in case.label]
+    firsts = [case.workload.arrivals(128_256)[0].prompt for case in cases if case.label != "8 at 32,000"]
+    # the first token is the round's number; a page has 16
+    assert len({prompt[1:16] for prompt in firsts}) == len(firsts) == 6
+
+
+def test_every_long_case_leaves_room_in_the_pool_for_what_its_rounds_add():
+    for case in beside.CASES:
+        if case.group == LONG and case.hits:
+            # a round's answers and those of the round before, which are the first to go
+            needed = sum(job.prompt + 2 * (job.output + 16) for job in case.workload.jobs)
+            assert needed < beside.POOL_TOKENS, "prompts that should hit would be evicted"
+
+
 @pytest.mark.slow
 def test_a_head_in_fewer_bits_is_asked_for_by_patterns(driver, cases, tmp_path):
     asked = comparison(driver, tmp_path, group="int4-head")._asked(cases_of("tiny-llama", "int4-head"), tmp_path)
@@ -407,8 +528,8 @@ def test_a_page_shows_the_group_that_it_names_whichever_was_measured_first(cases
 def test_every_case_fits_its_context_and_both_engines_get_the_same_model():
     for case in beside.CASES:
         config = SHAPES[case.shape]
-        assert case.workload.longest <= min(beside.context_of(case.shape), config.context_length)
-        assert len(case.workload.jobs) <= beside.MAX_SEQUENCES
+        assert case.workload.longest <= min(beside.context_of(case.shape, case.group), config.context_length)
+        assert sum(job.follows is None for job in case.workload.jobs) <= beside.GROUPS[case.group].sequences
         theirs = read_config(vllm_config(config))
         for name in ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads"):
             assert getattr(theirs, name) == getattr(config, name)

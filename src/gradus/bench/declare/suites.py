@@ -4,12 +4,13 @@ Each but the last has a size for a GPU and a smaller one for a CPU. No torch her
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from gradus import phases
 from gradus.bench import workloads
 from gradus.bench.declare.declaration import LLAMA_CPP, Benchmark, ByDevice, Goal, Row, Table, in_scheme
 from gradus.bench.workloads import (
+    Job,
     Workload,
     burst,
     long_prompts,
@@ -30,8 +31,14 @@ Work = dict[str, Workload]
 
 
 def cache_for(works: Iterable[Workload]) -> int:
-    """Cache positions that hold any of these workloads with all its sequences at once."""
-    return max(sum(job.prompt + job.output + PAGE for job in work.whole) for work in works)
+    """Cache positions that hold any of these workloads with all its sequences at once. A conversation takes what its
+    last turn does."""
+    return max(sum(job.prompt + job.output + PAGE for job in _last_turns(work)) for work in works)
+
+
+def _last_turns(work: Workload) -> Iterator[Job]:
+    followed = {job.follows for job in work.jobs}
+    return (job for index, job in enumerate(work.whole) if index not in followed)
 
 
 # -- the ladder --------------------------------------------------------------------------------------------------------

@@ -74,6 +74,7 @@ METRICS: dict[str, Metric] = {
         True,
     ),
     "seconds": Metric("seconds", _scaled("seconds", 1), floor=lambda prediction: prediction["seconds"]),
+    "answer_ms": Metric("ms to the answer", _scaled("seconds", 1e3), floor=lambda found: 1e3 * found["seconds"]),
     "ttft_ms": Metric("TTFT ms", _quantile("ttft_ms", "p50"), floor=lambda prediction: 1e3 * prediction["ttft_p50"]),
     "ttft_ms_p99": Metric("TTFT p99 ms", _quantile("ttft_ms", "p99")),
     "itl_ms": Metric(

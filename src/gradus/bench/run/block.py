@@ -1,4 +1,4 @@
-"""One engine's block of a comparison, in its own process: `python -m gradus.bench.run.block ASKED.json FOUND.json`.
+"""One engine's block of a comparison, in its own process: `python -P block.py ASKED.json FOUND.json`.
 
 ASKED is what `gradus.bench.run.blocks` writes, for every side alike:
 
@@ -6,11 +6,16 @@ ASKED is what `gradus.bench.run.blocks` writes, for every side alike:
     quantize, kv_dtype    as in `LLM`: how matrices, and keys and values, are kept
     interface      "engine": steps driven directly; "LLM": `LLM.generate`, which makes log-probabilities' objects, too
     repeats        how often each case is timed
+    enough_s       seconds of timed runs after which a case is not repeated again; may be left out
     thorough       whether to report the machine, each case's floor, and the GPU's idle time
     quick          a rehearsal
     cases          label, prompts (token ids), max_tokens (one per prompt), sampling (parameters, alike in both),
-                   unmeasured (whole runs before those that are timed: one, or enough to fill the cache's pages),
-                   new_prompts (whether no two runs have prompts that begin alike)
+                   follows (for each prompt, None, or the index of the turn before, whose whole sequence precedes it),
+                   unmeasured (runs before those that are timed: none, one, or enough to fill the cache's pages),
+                   warm_up (how many prompts, from the first on, an unmeasured run has),
+                   new_prompts (whether no two runs have prompts that begin alike),
+                   keep_prefixes (whether "engine" runs find what earlier ones left in the prefix cache),
+                   watch_idle (whether a thorough block on a GPU watches how long the GPU is idle, in another run)
 
 FOUND is written after every case, so a failure keeps the earlier ones: hardware, fingerprint, dtype, precision, and
 each case's samples and prediction, or the reason for having none.
@@ -18,6 +23,7 @@ each case's samples and prediction, or the reason for having none.
 
 import itertools
 import json
+import math
 import os
 import sys
 import time
@@ -29,7 +35,7 @@ from typing import Any, Protocol
 
 from gradus.bench.contenders.workbench import EngineContender, Room, Workbench
 from gradus.bench.declare.declaration import switched
-from gradus.bench.measure.drive import check_completions
+from gradus.bench.measure.drive import check_completions, drive
 from gradus.bench.measure.fingerprint import fingerprint, hardware_name, machine_of
 from gradus.bench.measure.idle import idle_watch
 from gradus.bench.predict.prediction import predict
@@ -39,6 +45,7 @@ from gradus.bench.statistics import distribution, significant
 from gradus.bench.workloads import Arrival, Job, Workload
 from gradus.engine.engine import Engine
 from gradus.engine.request import SamplingParams
+from gradus.errors import ConfigError
 from gradus.quantization.mix import Mix
 from gradus.text.llm import LLM
 
@@ -69,7 +76,8 @@ def run_block(asked: dict[str, Any], found_file: Path) -> None:
         kept: dict[str, Any] = {"samples": []}
         found["cases"][case["label"]] = kept
         try:
-            _measure(interface, case, asked["repeats"], kept, idle=asked["thorough"] and bench.device.type == "cuda")
+            idle = asked["thorough"] and case["watch_idle"] and bench.device.type == "cuda"
+            _measure(interface, case, kept, asked["repeats"], asked.get("enough_s"), idle=idle)
         except Exception as error:  # the other cases may still run
             kept["failed"] = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         if asked["thorough"]:
@@ -78,11 +86,16 @@ def run_block(asked: dict[str, Any], found_file: Path) -> None:
         say(f"{case['label']}: {kept.get('failed') or [sample['seconds'] for sample in kept['samples']]}")
 
 
-def _measure(interface: "Interface", case: Case, repeats: int, kept: dict[str, Any], *, idle: bool) -> None:
+def _measure(
+    interface: "Interface", case: Case, kept: dict[str, Any], repeats: int, enough_s: float | None, *, idle: bool
+) -> None:
     rounds = map(partial(_round, case), itertools.count())
     for _ in range(case["unmeasured"]):  # compiles and allocates for every shape
         interface.sample(next(rounds))
-    kept["samples"] = [interface.sample(next(rounds)) for _ in range(repeats)]
+    samples: list[dict[str, Any]] = []
+    while len(samples) < repeats and sum(sample["seconds"] for sample in samples) < (enough_s or math.inf):
+        samples.append(interface.sample(next(rounds)))
+    kept["samples"] = samples
     if idle:
         with idle_watch(interface.engine) as watch:
             interface.sample(next(rounds))
@@ -90,10 +103,12 @@ def _measure(interface: "Interface", case: Case, repeats: int, kept: dict[str, A
 
 
 def _round(case: Case, number: int) -> Case:
-    """The case, with prompts that begin unlike any other round's if it asks for new ones."""
-    if not case["new_prompts"]:
-        return case
-    return case | {"prompts": [[number + 1, *prompt[1:]] for prompt in case["prompts"]]}
+    """The case, with prompts that begin unlike any other round's if it asks for new ones, and cut if not measured."""
+    some = slice(case["warm_up"] if number < case["unmeasured"] else None)
+    prompts, max_tokens, follows = (case[name][some] for name in ("prompts", "max_tokens", "follows"))
+    if case["new_prompts"]:
+        prompts = [[number + 1, *prompt[1:]] for prompt in prompts]
+    return case | {"prompts": prompts, "max_tokens": max_tokens, "follows": follows}
 
 
 def _floor(
@@ -101,9 +116,10 @@ def _floor(
 ) -> dict[str, Any] | None:
     contender = asked["contender"]
     policy = policy_of(contender)
-    if policy is None:
-        return None
-    jobs = tuple(Job(0.0, len(prompt), most) for prompt, most in zip(case["prompts"], case["max_tokens"], strict=True))
+    if policy is None or (case["keep_prefixes"] and not case["new_prompts"]):
+        return None  # no policy knows what an earlier run left in the cache
+    turns = zip(case["prompts"], case["max_tokens"], case["follows"], strict=True)
+    jobs = tuple(Job(0.0, len(prompt), most, follows=before) for prompt, most, before in turns)
     rates = machine_of(machine["rates"], bench.model.dtype)
     if asked["quantize"] and not EIGHT_BITS.isdisjoint(Mix.of(asked["quantize"]).schemes):
         rates = replace(
@@ -148,12 +164,13 @@ class ThroughEngine:
         self.engine = self._contender.engine
 
     def sample(self, case: Case) -> dict[str, Any]:
-        arrivals = [
-            Arrival(0.0, tuple(prompt), most, **case["sampling"])
-            for prompt, most in zip(case["prompts"], case["max_tokens"], strict=True)
-        ]
+        turns = zip(case["prompts"], case["max_tokens"], case["follows"], strict=True)
+        arrivals = [Arrival(0.0, tuple(prompt), most, before, **case["sampling"]) for prompt, most, before in turns]
         start = time.perf_counter()
-        run = self._contender.run(arrivals)
+        if case["keep_prefixes"]:
+            run = drive(self.engine, arrivals, self._contender.bench.device)
+        else:
+            run = self._contender.run(arrivals)
         seconds = time.perf_counter() - start
         return run.sample() | {"seconds": significant(seconds, 5)}
 
@@ -170,6 +187,8 @@ class ThroughLLM:
         self.engine = self._llm.engine
 
     def sample(self, case: Case) -> dict[str, Any]:
+        if any(before is not None for before in case["follows"]):
+            raise ConfigError(f'{case["label"]}: `LLM.generate` takes no conversations: use the interface "engine"')
         params = [SamplingParams(max_tokens=most, ignore_eos=True, **case["sampling"]) for most in case["max_tokens"]]
         before, evicted = self._llm.metrics().steps, self._evictions()
         start = time.perf_counter()

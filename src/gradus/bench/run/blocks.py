@@ -36,10 +36,14 @@ class Side:
 
 
 def gradus(seconds: int, source: Path | None = None) -> Side:
-    """Our engine. source: another checkout's src; None is this one's."""
+    """Our engine. source: another checkout's src; None is this one's.
+
+    The block's script is always this checkout's, so that both checkouts are measured by the same meter. -P: it must
+    not find its neighbors as modules.
+    """
     path = [] if source is None else [str(source.resolve()), os.environ.get("PYTHONPATH", "")]
     environment = {"PYTHONPATH": os.pathsep.join(path)} if path else {}
-    return Side([sys.executable, "-m", "gradus.bench.run.block"], seconds, environment)
+    return Side([sys.executable, "-P", str(Path(__file__).with_name("block.py"))], seconds, environment)
 
 
 def vllm(folder: Path, *script: str, seconds: int = VLLM_SECONDS) -> Side:
@@ -104,7 +108,11 @@ def case_of(label: str, arrivals: Sequence[Arrival], sampling: Mapping[str, Any]
         "max_tokens": [arrival.max_tokens for arrival in arrivals],
         "sampling": dict(sampling),
         "at_once": len(arrivals),
+        "follows": [arrival.follows for arrival in arrivals],
         "decode_alone": False,
         "new_prompts": False,
+        "keep_prefixes": False,
+        "watch_idle": True,
         "unmeasured": 1,
+        "warm_up": len(arrivals),
     } | more

@@ -6,16 +6,16 @@ process warms up with every full workload, then runs it several times. Sampling 
 measured separately and shown in a separate table. No torch here.
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gradus.bench.declare.declaration import Benchmark, Row, Table
-from gradus.bench.record.metrics import middle, ranged, shown, spread
+from gradus.bench.record.metrics import METRICS, middle, ranged, shown, spread
 from gradus.bench.record.prose import speedup, times_floor
 from gradus.bench.record.results import Cell, Entry, Results, Run
 from gradus.bench.record.study import Rows
-from gradus.bench.workloads import Workload, burst, single_stream
+from gradus.bench.workloads import Workload, burst, conversations, single_stream
 from gradus.config.options import FINAL
 from gradus.models.config import ModelConfig
 from gradus.models.families.records import write_config
@@ -27,10 +27,10 @@ MAX_SEQUENCES = 256
 TEMPERATURE = 0.6  # for many requests; a single one is greedy
 REPEATS = 3
 
-IN, OUT, DECODE = "prompt_tok_s", "output_tok_s", "decode_tok_s"
+IN, OUT, DECODE, ANSWER, SECONDS = "prompt_tok_s", "output_tok_s", "decode_tok_s", "answer_ms", "seconds"
 
-SAMPLING, QUANTIZED, STEADY = "sampling", "quantized", "steady"
-SECTIONS = ("", STEADY, SAMPLING, QUANTIZED)
+SAMPLING, QUANTIZED, STEADY, LONG = "sampling", "quantized", "steady", "long"
+SECTIONS = ("", LONG, STEADY, SAMPLING, QUANTIZED)
 """Groups that reports and pages show in separate tables. The first has no name."""
 
 AT_USUAL_TEMPERATURE = f"one request greedy, many at temperature {TEMPERATURE}, end-of-sequence ignored"
@@ -43,7 +43,11 @@ class Group:
     interface: the way into our engine; see `gradus.bench.run.block`. sampled: how tokens are chosen, for reports.
     quantize: our matrices' scheme, or schemes by name patterns. kv_dtype: the type of our cache.
     vllm_config, vllm_options: entries of config.json and arguments that give vLLM the same number of bits.
-    steady: prefix cache on and the pool full before the clock starts, on both sides; every round has new prompts.
+    prefix_cache: on, on both sides, with pools of the same size.
+    steady: the pool is full, too, before the clock starts; every round has new prompts.
+    context: of both engines, in tokens; None is the shape's of `context_of`. sequences: the most at once.
+    budgets: vLLM's tokens per step besides those of vllm_options, for the cases that compute prompts.
+    enough_s: seconds of measured runs after which a case is not repeated again.
     """
 
     section: str = ""
@@ -53,12 +57,17 @@ class Group:
     kv_dtype: str = "auto"
     vllm_config: Mapping[str, Any] = field(default_factory=dict)
     vllm_options: Mapping[str, Any] = field(default_factory=dict)
+    prefix_cache: bool = False
     steady: bool = False
+    context: int | None = None
+    sequences: int = MAX_SEQUENCES
+    budgets: tuple[int, ...] = ()
+    enough_s: float | None = None
 
     @property
     def contender(self) -> str:
         """Our contender's name."""
-        return FINAL if self.steady else OURS
+        return FINAL if self.prefix_cache else OURS
 
 
 def compressed(form: str, weights: dict[str, Any], activations: dict[str, Any] | None) -> dict[str, Any]:
@@ -91,7 +100,16 @@ GROUPS: dict[str, Group] = {
         interface="LLM",
         sampled="temperature 1 and the parameters that a row names, no seed, end-of-sequence ignored",
     ),
-    STEADY: Group(STEADY, interface="LLM", steady=True),
+    STEADY: Group(STEADY, interface="LLM", prefix_cache=True, steady=True),
+    LONG: Group(
+        LONG,
+        prefix_cache=True,
+        vllm_options={"max_num_batched_tokens": 16_384},
+        context=131_072,
+        sequences=32,
+        budgets=(8192,),
+        enough_s=6.0,
+    ),
     "fp8": Group(QUANTIZED, quantize="fp8", vllm_options=IN_FP8),
     "fp8-head": Group(QUANTIZED, quantize={"*": "fp8"}, vllm_options=IN_FP8),
     "int8": Group(QUANTIZED, quantize="int8", vllm_config=IN_INT8),
@@ -121,6 +139,7 @@ class Target:
 class Case:
     """One workload on one model, whose `shape` both engines run with random weights.
 
+    metric: what the target is about; of a latency, a target is how many times as short it is as vLLM's.
     group: of GROUPS. parameters: the fields of SamplingParams that the case is about; both engines use these names.
     """
 
@@ -157,12 +176,43 @@ class Case:
             return {"temperature": 1.0, **self.parameters}
         return {"temperature": 0.0 if len(self.workload.jobs) == 1 else TEMPERATURE}
 
+    @property
+    def hits(self) -> bool:
+        """Whether its prompts are in the prefix cache when the clock starts."""
+        return self.group == LONG and self.metric in (DECODE, ANSWER)
 
-TABLES = {OUT: "", IN: "prefill", DECODE: "decode"}
-TITLES = {OUT: "tokens per second", IN: "prompts alone", DECODE: "tokens per second after the last first token"}
+    @property
+    def new_prompts(self) -> bool:
+        """Whether no two rounds have prompts that begin alike, so that none of them hits."""
+        return GROUPS[self.group].prefix_cache and not self.hits
 
-STEADY_TOKENS = 262_144
-"""Minimum cache positions in the steady state; rounds of new prompts fill them before the clock starts."""
+    @property
+    def budgets(self) -> tuple[int, ...]:
+        """vLLM's other tokens per step. A prompt in the cache takes one short step at any of them."""
+        return () if self.hits else GROUPS[self.group].budgets
+
+    @property
+    def theirs(self) -> tuple[str, ...]:
+        """vLLM's contenders."""
+        return (THEIRS, *map(at_budget, self.budgets))
+
+
+def at_budget(tokens: int) -> str:
+    """vLLM's contender with this many tokens per step."""
+    return f"{THEIRS} {tokens}"
+
+
+TABLES = {OUT: "", IN: "prefill", DECODE: "decode", ANSWER: "hit", SECONDS: "sessions"}
+TITLES = {
+    OUT: "tokens per second",
+    IN: "prompts alone",
+    DECODE: "tokens per second after the last first token",
+    ANSWER: "one token after a prompt in the cache",
+    SECONDS: "sessions of many turns",
+}
+
+POOL_TOKENS = 262_144
+"""Minimum cache positions where the prefix cache is on."""
 
 CONTEXTS = {"gpt2-124m": 1024}
 """Context length for both engines: GPT-2's own. The other models' workloads need no more than LONGEST."""
@@ -187,6 +237,21 @@ def _quantized(group: str, alone: Target, many: Target, prompts: Target | None =
     yield Case(LLAMA_8B, "batch 64", burst(64, 512, 256), many, group=group)
     if prompts is not None:
         yield Case(LLAMA_8B, "prefill", burst(8, 8192, 1), prompts, metric=IN, group=group)
+
+
+def _long(shape: str, prompts: Target, sessions: Target) -> Iterator[Case]:
+    """Cases of long contexts: prompts alone, decodes and one token after a hit, and the sessions of agents.
+
+    Prompts of one seed begin alike, whatever their lengths. So new ones have a seed of their own for each case, and
+    the hit is on the prompt of the decode before it.
+    """
+    for tokens in (8_000, 32_000, 64_000, 120_000):
+        yield Case(shape, f"{tokens:,}", single_stream(tokens, 1, seed=tokens), prompts, metric=IN, group=LONG)
+    yield Case(shape, "1 at 120,000", single_stream(120_000, 256), Target(1.0, 1.1), metric=DECODE, group=LONG)
+    yield Case(shape, "hit of 120,000", single_stream(120_000, 1), Target(1.0, 1.5), metric=ANSWER, group=LONG)
+    yield Case(shape, "8 at 32,000", burst(8, 32_000, 256), Target(1.0, 1.1), metric=DECODE, group=LONG)
+    agents = conversations(8, 10, first=1500, question=1500, answer=200, pause=0.0, seed=1)
+    yield Case(shape, "8 agents", agents, sessions, metric=SECONDS, group=LONG)
 
 
 CASES = (
@@ -221,6 +286,8 @@ CASES = (
     Case(LLAMA_8B, "batch 16", burst(16, 512, 256), Target(1.2, 1.4, 3_224), group="int4"),
     Case(LLAMA_8B, "batch 1", single_stream(128, 256), Target(1.65, 2.0, 261), group="int4-head"),
     Case(LLAMA_8B, "batch 64", burst(64, 4096, 256), Target(1.1, 1.3), metric=DECODE, group="fp8-kv"),
+    *_long(LLAMA_1B, prompts=Target(0.97, 1.05), sessions=Target(1.25, 1.5)),
+    *_long(LLAMA_8B, prompts=Target(0.99, 1.05), sessions=Target(1.02, 1.1)),
 )
 
 MOST_IDLE_US, AIM_IDLE_US = 100, 20
@@ -231,8 +298,8 @@ def cases_of(shape: str, group: str = "") -> list[Case]:
     return [case for case in CASES if (case.shape, case.group) == (shape, group)]
 
 
-def context_of(shape: str) -> int:
-    return CONTEXTS.get(shape, LONGEST)
+def context_of(shape: str, group: str = "") -> int:
+    return GROUPS[group].context or CONTEXTS.get(shape, LONGEST)
 
 
 def vllm_config(config: ModelConfig, group: str = "") -> dict[str, Any]:
@@ -267,7 +334,10 @@ def benchmark_of(cases: tuple[Case, ...]) -> Benchmark:
             "Sampling parameters should cost Gradus a little on the GPU and nothing on the host, since they are read "
             "from tables within the graph; vLLM launches its sampling step by step, and makes the objects of "
             "log-probabilities between steps. So the ratio should grow with what is asked for, and most with "
-            "log-probabilities of many sequences."
+            "log-probabilities of many sequences. The longer a prompt, the more of its time is attention, so the "
+            "longest prompts are the closest race. Decodes after such a prompt read keys and values at the memory's "
+            "rate on both sides. An agent's turn is a short prompt and a few decodes on a long context: steps of a "
+            "small batch again, so sessions should gain as single streams do."
         ),
         tables=tuple(_tables(cases)),
     )
@@ -282,7 +352,7 @@ def _tables(cases: tuple[Case, ...]) -> Iterator[Table]:
             title=first.title,
             axis="parameters" if first.group == SAMPLING else "workload",
             rows=tuple(Row(case.label, x, case.workload) for x, case in enumerate(of_it)),
-            contenders=(THEIRS, GROUPS[first.group].contender),
+            contenders=(*first.theirs, GROUPS[first.group].contender),
             metric=first.metric,
             columns=_columns(first),
             against=THEIRS,
@@ -291,6 +361,8 @@ def _tables(cases: tuple[Case, ...]) -> Iterator[Table]:
 
 
 def _columns(case: Case) -> tuple[str, ...]:
+    if case.group == LONG:
+        return ("hit", *(("ttft_ms", "itl_ms", "host_us") if case.metric in (DECODE, SECONDS) else ()), "steps")
     if case.metric == IN:
         return ("steps",)
     if GROUPS[case.group].interface == "LLM":
@@ -331,7 +403,20 @@ HOW_THE_STEADY_STATE_IS_MEASURED = (
     "has new prompts, which share nothing with those of earlier rounds. Both sides run through their `LLM.generate`. "
     "*Reached* goes by *ratio*, for there are no earlier runs."
 )
+HOW_LONG_CONTEXTS_ARE_MEASURED = (
+    "Long contexts: the same three blocks, in runs of their own, with a context of 131,072 tokens and the prefix cache "
+    "on, on both sides, in pools of the same size. Prompts alone are new in every round, so none of them hits. Before "
+    "decodes, and before a hit, the prompt is in the cache; *prompt tokens hit* in the report is how much of it was. A "
+    "hit asks for one token, so its time from the call to the answer is the time to the first token, the request's "
+    "checks included. An agent's session has ten turns: each sends the conversation so far, with the tokens that this "
+    "engine generated, and 1,500 new ones, as soon as the turn before has ended. Its seconds count from the first turn "
+    "of all sessions to the last. vLLM has 16,384 tokens per step, its own default through `LLM` on such a GPU, and "
+    "where prompts are computed also 8,192, a server's default; its better median counts. A case runs up to {repeats} "
+    "times, and not again once its runs took {enough:g} s together. *Unit* is what both columns show: rates, or times, "
+    "where less is better; *ratio* is always how many times as fast ours is."
+)
 HOW_SECTIONS_ARE_MEASURED = {
+    LONG: HOW_LONG_CONTEXTS_ARE_MEASURED.format(repeats=REPEATS, enough=GROUPS[LONG].enough_s),
     STEADY: HOW_THE_STEADY_STATE_IS_MEASURED,
     SAMPLING: HOW_SAMPLING_IS_MEASURED,
     QUANTIZED: HOW_QUANTIZED_IS_MEASURED,
@@ -359,12 +444,19 @@ def how(section: str) -> str:
 def summary(found: Results, section: str = "") -> Rows:
     """A section's cases, all models in one table: both rates, their ratio, the target, the share of the floor."""
     runs = {(run.model.removeprefix("random:"), run.group): run for run in runs_of(found, section)}
-    cases = [case for case in CASES if GROUPS[case.group].section == section]
-    rows = [
-        _row(case, cell, runs[case.shape, case.group])
-        for case in cases
-        if (case.shape, case.group) in runs and (cell := runs[case.shape, case.group].cell(case.table, case.label))
-    ]
+    cases = [case for case in CASES if (case.shape, case.group) in runs]
+    rows = [(case, runs[case.shape, case.group]) for case in cases if GROUPS[case.group].section == section]
+    return _tabled(rows)
+
+
+def compared(cases: Sequence[Case], run: Run) -> Rows:
+    """The same table for some cases of one run."""
+    return _tabled([(case, run) for case in cases])
+
+
+def _tabled(wanted: Sequence[tuple[Case, Run]]) -> Rows:
+    found = [(case, run, cell) for case, run in wanted if (cell := run.cell(case.table, case.label))]
+    rows, cases = [_row(case, cell, run) for case, run, cell in found], [case for case, _, _ in found]
     unknown = () if any(case.target.best for case in cases) else (TO_BEST, BEST)
     header = [name for name in (rows[0] if rows else ()) if name not in unknown]
     return header, [[row[name] for name in header] for row in rows]
@@ -377,7 +469,7 @@ def skipped(found: Results, section: str = "") -> list[str]:
     """One line per workload of a section that an engine could not run."""
     return [
         f"{cell.table}, {cell.row}: "
-        f"{'vLLM' if entry.contender == THEIRS else 'Gradus'} was not measured: {entry.skipped}."
+        f"{'vLLM' if entry.contender.startswith(THEIRS) else 'Gradus'} was not measured: {entry.skipped}."
         for run in runs_of(found, section)
         for cell in run.cells
         for entry in cell.entries
@@ -387,19 +479,22 @@ def skipped(found: Results, section: str = "") -> list[str]:
 
 def _row(case: Case, cell: Cell, run: Run) -> dict[str, str]:
     """The row's text, by column."""
-    ours, theirs = cell.entry(GROUPS[case.group].contender), cell.entry(THEIRS)
-    table = next(table for table in BENCHMARK.tables if table.name == case.table)
+    ours, theirs = cell.entry(GROUPS[case.group].contender), _fastest(case, cell)
+    (table,) = _tables((case,))
+    table = replace(table, against=theirs.contender if theirs else None)
     ratio = speedup(ours, cell, run, table) if ours else None
     share = times_floor(ours, table) if ours else None
     percent = 100 / share if share else None
     target = case.target
+    unit = "" if case.group == LONG else " tok/s"
     to_best = None if ratio is None else ratio * _share_of_best(theirs, case)
     aim = f"{target.aim:g}×" + (f", {target.floor_percent:g} %" if target.floor_percent else "")
     return {
-        "model": ", ".join(part for part in (case.shape, case.group) if part and part not in (SAMPLING, STEADY)),
+        "model": ", ".join(part for part in (case.shape, case.group) if part and part not in (SAMPLING, STEADY, LONG)),
         "workload": f"{case.label}: {cell.workload['what']}",
-        "vLLM tok/s": ranged(_samples(theirs), case.metric),
-        "Gradus tok/s": ranged(_samples(ours), case.metric),
+        **({"unit": METRICS[case.metric].heading} if case.group == LONG else {}),
+        f"vLLM{unit}": ranged(_samples(theirs), case.metric),
+        f"Gradus{unit}": ranged(_samples(ours), case.metric),
         "A1 · A2": " · ".join(middle(_samples(ours, block), case.metric) or "–" for block in OUR_BLOCKS),
         "ratio": "" if ratio is None else f"{ratio:.2f}×",
         TO_BEST: "" if to_best is None else f"{to_best:.2f}×",
@@ -416,6 +511,16 @@ def reached(target: Target, ratio: float, percent: float | None) -> str:
     """The result as "aim", "must" or "no". An aim with a share of the floor requires both."""
     floor = target.floor_percent is None or (percent is not None and percent >= target.floor_percent)
     return "aim" if ratio >= target.aim and floor else "must" if ratio >= target.must else "no"
+
+
+def _fastest(case: Case, cell: Cell) -> Entry | None:
+    """vLLM's entry with the best median. The first one if none has samples."""
+    entries = [entry for name in case.theirs if (entry := cell.entry(name))]
+    measured = {entry.contender: found.median for entry in entries if (found := spread(entry.samples, case.metric))}
+    if not measured:
+        return entries[0] if entries else None
+    best = max if METRICS[case.metric].more_is_better else min
+    return cell.entry(best(measured, key=lambda name: measured[name]))
 
 
 def _share_of_best(theirs: Entry | None, case: Case) -> float:
