@@ -1,5 +1,7 @@
 """Long prompts on Hopper: uneven spans behind cached prefixes, poisoned memory, and which steps take the kernel."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -8,6 +10,7 @@ pytest.importorskip("triton", reason="Triton is for Linux alone")
 
 from gradus.attention import triton_paged
 from gradus.attention.batch import Batch
+from gradus.attention.fp8_storage import Fp8Storage
 from gradus.attention.storage import PagedStorage
 from gradus.attention.triton_paged import TritonPagedAttention
 from gradus.device.capability import Capability, capability
@@ -176,3 +179,38 @@ def test_the_backend_attends_as_its_other_kernel_does(monkeypatch):
     (taken, ours), (other, theirs) = found
     assert taken and not other
     assert (ours - theirs).norm() <= 1e-2 * theirs.norm()
+
+
+# -- over a cache of 8 bits --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("head_dim, window", [(64, None), (128, None), (128, 600)])
+def test_a_long_prompt_over_8_bits_is_widened_and_attends_as_the_other_kernel_does(monkeypatch, head_dim, window):
+    found = []
+    config = replace(SHAPES["llama-3.1-8b"], head_dim=head_dim, context_length=8192, windows=(window,) * 32)
+    for able in (Capability(9, 0), Capability(10, 0)):
+        monkeypatch.setattr(triton_paged, "capability", lambda device, able=able: able)
+        storage = Fp8Storage(config.stage(range(2)), 300, 16, torch.bfloat16, torch.device("cuda"))
+        attention = TritonPagedAttention(config.stage(range(2)), storage, slots=2)
+        torch.manual_seed(0)
+        pages = torch.randperm(250) + 1
+        attention.tables[0, 1, :250] = pages
+        for layer in range(2):
+            rows = torch.arange(16, 251 * 16, device="cuda")
+            storage.store(layer, rows, *torch.randn(2, len(rows), 8, head_dim, device="cuda", dtype=torch.bfloat16))
+        numbers = [torch.tensor(part, dtype=torch.int32, device="cuda") for part in ([1], [0, 2000], [3990])]
+        attention.plan(*numbers, [2000])
+        launches = [work.launch for works in attention.works.values() for work in works]
+        assert [isinstance(launch, HopperLaunch) for launch in launches] == [able == (9, 0)]
+        q = torch.randn(2000, 32, head_dim, device="cuda", dtype=torch.bfloat16)
+        found.append(torch.stack([attention.attend_stored(layer, q).double() for layer in range(2)]))
+    ours, theirs = found
+    assert (ours - theirs).norm() <= 1e-2 * theirs.norm()
+
+
+def test_several_long_prompts_over_8_bits_are_left_to_the_other_kernel():
+    config = SHAPES["llama-3.1-8b"]
+    attention = TritonPagedAttention(config, Fp8Storage(config, 300, 16, torch.bfloat16, torch.device("cuda")), slots=2)
+    assert launches_of(attention, (2048, 2048)) == [True]
+    assert launches_of(attention, (2048, 2048), (2048, 2048)) == [False]

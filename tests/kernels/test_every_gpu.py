@@ -25,6 +25,7 @@ from gradus.kernels.attention import paged as paged_attention
 from gradus.kernels.attention import work as attention_work
 from gradus.kernels.attention.launch import HOPPER_LAUNCHES, bytes_needed, fitted, launches
 from gradus.kernels.attention.new_token import MOST_NEW
+from gradus.kernels.attention.widen import widen_kernel
 from gradus.kernels.experts import dispatch, grouped_tables, packed_tiles
 from gradus.kernels.experts.combine import BLOCK as COMBINED
 from gradus.kernels.experts.combine import combine_kernel
@@ -125,6 +126,7 @@ def cases(able: Capability) -> Iterator[tuple[str, Case]]:
     yield from samplers()
     yield from asked_samplers()
     yield from hopper_prompts(able)
+    yield from widening(able)
     yield from hopper_products(able)
     yield from grouped_experts(able)
     yield from packed_experts(able)
@@ -460,6 +462,19 @@ def hopper_prompts(able: Capability) -> Iterator[tuple[str, Case]]:
         )
 
 
+def widening(able: Capability) -> Iterator[tuple[str, Case]]:
+    """Of keys and values of 8 bits, for Hopper's prompts."""
+    if able != H200:
+        return
+    types = {"keys": "*fp8e4nv", "values": "*fp8e4nv", "key_scales": "*fp32", "value_scales": "*fp32"}
+    types |= {"tables": "*i64", "slot": "*i32", "length": "*i32", "table_stride": "i32:16", "seen": "i32"}
+    for head_dim in HOPPER_LAUNCHES:
+        yield (
+            f"widen {head_dim}",
+            Case(widen_kernel, types, {"HEADS": 8, "PAGE": 16, "HEAD_DIM": head_dim}, {"num_warps": 1}),
+        )
+
+
 def hopper_products(able: Capability) -> Iterator[tuple[str, Case]]:
     """Into new memory, and onto the residual stream."""
     if able != H200:
@@ -638,7 +653,9 @@ def test_a_prompt_fits_a_gpu_with_little_shared_memory():
 @pytest.mark.parametrize("head_dim, group, products", [(64, 4, 20), (128, 4, 16), (256, 4, 24)])
 def test_a_long_prompt_on_hopper_issues_what_was_raced_and_spills_nothing_in_its_loop(head_dim, group, products):
     """products: scores over the dimensions, sums of values and of ones over the keys, each 16 at once."""
-    name, case = next(each for each in hopper_prompts(H200) if each[0] == f"hopper prompt {head_dim} of {group}, window 0")
+    name, case = next(
+        each for each in hopper_prompts(H200) if each[0] == f"hopper prompt {head_dim} of {group}, window 0"
+    )
     used = checked(H200, name, case)
     threads = 128 * (HOPPER_LAUNCHES[head_dim].consumers + 1)
     assert used.registers == 65536 // threads // 8 * 8, "all that a program of so many threads may begin with"
@@ -646,7 +663,9 @@ def test_a_long_prompt_on_hopper_issues_what_was_raced_and_spills_nothing_in_its
     keys = HOPPER_LAUNCHES[head_dim].keys
     assert products == head_dim // 16 + 2 * (keys // 16) if head_dim < 256 else products == 24
     assert sum("HGMMA" in line for line in loop) == products
-    assert sum("MUFU.EX2" in line for line in loop) == 64 * keys // 128 + 2, "a thread's scores, and two rows' shrinking"
+    assert sum("MUFU.EX2" in line for line in loop) == 64 * keys // 128 + 2, (
+        "a thread's scores, and two rows' shrinking"
+    )
     assert not [line for line in loop if "LDL" in line or "STL" in line], "registers kept in memory"
 
 

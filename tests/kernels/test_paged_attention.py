@@ -23,7 +23,7 @@ TYPES = {
 
 
 def test_the_kernels_are_right_when_interpreted():
-    run_interpreted("interpreted_paged_attention.py", "interpreted_mixed_layers.py")
+    run_interpreted("interpreted_paged_attention.py", "interpreted_mixed_layers.py", "interpreted_widen.py")
 
 
 def compiled(

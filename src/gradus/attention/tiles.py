@@ -39,8 +39,7 @@ class Tiles:
     """One kind of layers.
 
     group: query heads that share a key head. windows: those of the layers. launches: the shapes to choose from,
-    smallest first. tokens: how many a tile of each holds. hopper: the shape for long prompts on Hopper, if there is one
-    for these heads.
+    smallest first. tokens: how many a tile of each holds.
     """
 
     def __init__(
@@ -57,13 +56,13 @@ class Tiles:
         self.device, self.eight_bits = storage.keys.device, storage.scales(0) is not None
         self.launches = launches(self.head_dim, storage.dtype, self.group, processors, able, eight_bits=self.eight_bits)
         self.tokens = [launch.tokens(self.group) for launch in self.launches]
-        self.hopper = self._hopper()
         self.partials = Partials(self.launches, kv_heads=self.kv_heads, head_dim=self.head_dim, device=self.device)
         self._works: dict[tuple[Launch, int | None, int], Work] = {}
 
-    def _hopper(self) -> HopperLaunch | None:
-        launch = None if self.eight_bits else HOPPER_LAUNCHES.get(self.head_dim)
-        return launch if launch is not None and launch.suits(self.group) else None
+    def hopper(self, window: int | None) -> HopperLaunch | None:
+        """The shape for long prompts on Hopper, in layers with that window; None if there is none for these heads."""
+        launch = HOPPER_LAUNCHES.get(self.head_dim)
+        return launch if launch is not None and launch.suits(self.group, window) else None
 
     def holding(self, tokens: int) -> int:
         """The number of the first shape whose tile holds that many tokens, or else of the last."""

@@ -13,12 +13,14 @@ import triton
 from torch import Tensor
 
 from gradus.attention.batch import Batch
+from gradus.attention.fp8_storage import Fp8Storage
 from gradus.attention.paged import PagedAttention
 from gradus.attention.storage import PagedStorage
 from gradus.attention.tiles import Kind, Tiles, kinds_of
+from gradus.attention.widened import WidenedPrompts, widened_shape
 from gradus.device.capability import Capability, capability, multiprocessors
 from gradus.device.transfer import upload_parts
-from gradus.kernels.attention.launch import HOPPER_PAGE, HopperLaunch, Launch
+from gradus.kernels.attention.launch import HOPPER_LAUNCHES, HOPPER_PAGE, HopperLaunch, Launch
 from gradus.kernels.attention.paged import paged_attention
 from gradus.kernels.attention.work import Work
 from gradus.kernels.core.gluon import in_gluon
@@ -49,8 +51,12 @@ class TritonPagedAttention(PagedAttention):
         self.may_fuse_rope = widest <= FUSED_ROPE_WIDTH and not config.qk_norm_across_heads
         self.hopper = self._hopper() if suits_hopper(config, storage, able) else None
 
-    def _hopper(self) -> "HopperPrompts | None":
-        suited = [layer for layer, (tiles, _) in enumerate(self.kinds) if tiles.hopper is not None]
+    def _hopper(self) -> "HopperPrompts | WidenedPrompts | None":
+        if isinstance(self.storage, Fp8Storage):
+            pages = torch.zeros(widened_shape(self.config), dtype=torch.bfloat16, device=self.device)
+            prompts = hopper_prompts({0: (pages[0], pages[1])}, self.processors)
+            return None if prompts is None else WidenedPrompts(self.storage, pages, prompts)
+        suited = [layer for layer, (tiles, window) in enumerate(self.kinds) if tiles.hopper(window) is not None]
         return hopper_prompts({layer: self.storage.pages(layer) for layer in suited}, self.processors)
 
     def prepare(self, batch: Batch) -> None:
@@ -68,15 +74,20 @@ class TritonPagedAttention(PagedAttention):
         """
         self.fuses_rope = self.may_fuse_rope and max(counts) == 1
         self.works = self._no_works()
+        if isinstance(self.hopper, WidenedPrompts):
+            self.hopper.begin(slots, lengths, counts)
         for tiles in self.tiles:
             fewest = 1
             for launch, tokens in zip(tiles.launches, tiles.tokens, strict=True):
                 last = launch is tiles.launches[-1]
                 mine = [count for count in counts if count >= fewest and (count <= tokens or last)]
                 if mine:
-                    chosen = self._of_prompts(tiles, mine) if last else launch
-                    most = sum(triton.cdiv(count, chosen.tokens(tiles.group)) for count in mine)
-                    self._plan_spans(tiles, chosen, slots, query_start, lengths, fewest, max(mine), most)
+                    for window in tiles.windows:
+                        chosen = self._of_prompts(tiles, window, mine) if last else launch
+                        most = sum(triton.cdiv(count, chosen.tokens(tiles.group)) for count in mine)
+                        self._plan_layers(
+                            tiles, window, chosen, slots, query_start, lengths, fewest, max(mine), most
+                        )  # fmt: skip
                 fewest = tokens + 1
 
     def _no_works(self) -> dict[Kind, list[Work]]:
@@ -86,16 +97,25 @@ class TritonPagedAttention(PagedAttention):
         self, tiles: Tiles, launch: Launch, slots: Tensor, query_start: Tensor, lengths: Tensor, fewest: int, most: int,
         count: int,
     ) -> None:  # fmt: skip
-        """Plan the spans of `fewest` to `most` new tokens, in at most `count` tiles, for layers of one kind."""
+        """Plan the spans of `fewest` to `most` new tokens, in at most `count` tiles, for layers with the same heads."""
         for window in tiles.windows:
-            work = tiles.work(launch, window, count)
-            work.lay_out(slots, query_start, lengths, fewest=fewest, most=most)
-            self.works[tiles, window].append(work)
+            self._plan_layers(tiles, window, launch, slots, query_start, lengths, fewest, most, count)
 
-    def _of_prompts(self, tiles: Tiles, counts: Sequence[int]) -> Launch:
+    def _plan_layers(
+        self, tiles: Tiles, window: int | None, launch: Launch, slots: Tensor, query_start: Tensor, lengths: Tensor,
+        fewest: int, most: int, count: int,
+    ) -> None:  # fmt: skip
+        """The same for those of them with this window."""
+        work = tiles.work(launch, window, count)
+        work.lay_out(slots, query_start, lengths, fewest=fewest, most=most)
+        self.works[tiles, window].append(work)
+
+    def _of_prompts(self, tiles: Tiles, window: int | None, counts: Sequence[int]) -> Launch:
         """Choose the launch shape for the longest spans, with `counts` new tokens. Kernels differ only in the order of
         sums."""
-        hopper = tiles.hopper if self.hopper is not None else None
+        hopper = None if self.hopper is None else tiles.hopper(window)
+        if isinstance(self.hopper, WidenedPrompts) and len(counts) > 1:
+            hopper = None
         if hopper is not None and hopper.fills(counts, tiles.group, tiles.kv_heads, self.processors):
             return hopper
         return tiles.launches[-1]
@@ -145,11 +165,15 @@ class TritonPagedAttention(PagedAttention):
 def suits_hopper(config: ModelConfig, storage: PagedStorage, able: Capability) -> bool:
     """Whether `hopper_attention` supports this model and cache on this GPU, in layers whose `Tiles` have a shape.
 
-    Only compute capability 9.0 has its instructions (warpgroup products), no later one.
+    Only compute capability 9.0 has its instructions (warpgroup products), no later one. Keys and values of 8 bits are
+    widened first (`WidenedPrompts`), where all layers have the same heads.
     """
+    wide = storage.keys.dtype == storage.dtype
     return (
         able == (9, 0)
-        and storage.dtype == storage.keys.dtype == torch.bfloat16
+        and storage.dtype == torch.bfloat16
+        and (wide or not config.sizes)
+        and (wide or config.head_dim in HOPPER_LAUNCHES)
         and storage.page_size == HOPPER_PAGE
         and config.attention_softcap is None
     )

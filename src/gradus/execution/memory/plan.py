@@ -21,6 +21,7 @@ Defaults that would leave no cache worth having are lowered (concessions.py).
 """
 
 import logging
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -338,6 +339,8 @@ def _planned(at: "_At", options: EngineConfig, draft: Model | None = None) -> Me
     slots = count + 1 if kernels else count  # the kernels' sampler has one more, for padding
     tables = table_bytes(config.vocab_size, slots, masks=kernels)
     tables += history_bytes(count, wanted, whole=bool(options.speculate))
+    if kernels and _in_fp8(options):
+        tables += at.widened_bytes()
     if options.heads is not None:
         states = (count + 1) * config.hidden_size * itemsize  # one of each slot
         tables += heads_bytes(Path(options.heads), itemsize) + states
@@ -395,6 +398,15 @@ class _At:
         from gradus.kernels.fuse.quantized import scratch_bytes  # here, since it needs Triton
 
         return scratch_bytes(self.model, rows, sampled, self.dtype, self.device)
+
+    def widened_bytes(self) -> int:
+        """Count the bytes into which long prompts widen a layer's keys and values of 8 bits, on a Hopper GPU."""
+        from gradus.attention.widened import widened_shape  # here, since it needs Triton
+        from gradus.device.capability import capability
+
+        if capability(self.device) != (9, 0) or self.config.sizes:
+            return 0
+        return 2 * math.prod(widened_shape(self.config))
 
     @property
     def itemsize(self) -> int:

@@ -55,7 +55,7 @@ class Launch:
 HOPPER_PAGE = 16
 HOPPER_ROWS = 64  # of a tile, for each warpgroup that multiplies
 EIGHTHS = 7  # of a tile's rows, at least, that must not be empty
-HOPPER_LONG = 1024  # new tokens of a span: it won at 2,048, lost at 512 (`benchmarks/answered/prompt_attention.json`)
+WINDOW_BLOCKS = 8  # of keys, at least, in a window: the first and the last of them are masked
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,18 +63,19 @@ class HopperLaunch(Launch):
     """A shape of `hopper_attention`. One item at once: its tiles are never split.
 
     head_dim: the width of heads that it is for. consumers: warpgroups that multiply, HOPPER_ROWS rows each. stages:
-    blocks of keys and values in shared memory. busy: the least share of the multiprocessors that its rounds of tiles
-    must keep busy, or else the kernel of every GPU is faster.
+    blocks of keys and values in shared memory. long, busy: the fewest new tokens of a span, and the least share of the
+    multiprocessors that its rounds of tiles keep busy, with which it is faster than the kernel of every GPU.
     """
 
     head_dim: int = 0
     consumers: int = 0
-    busy: float = 1.0
+    long: int = 0
+    busy: float = 0.0
 
     @staticmethod
-    def of(head_dim: int, keys: int, stages: int, consumers: int, busy: float) -> "HopperLaunch":
+    def of(head_dim: int, *, keys: int, stages: int, consumers: int, long: int, busy: float) -> "HopperLaunch":
         rows, warps = HOPPER_ROWS * consumers, 4 * consumers + 1
-        return HopperLaunch(rows, keys, warps, stages, 1, 1, head_dim=head_dim, consumers=consumers, busy=busy)
+        return HopperLaunch(rows, keys, warps, stages, 1, 1, 1, 0, ADDING, head_dim, consumers, long, busy)
 
     @staticmethod
     def padded(group: int) -> int:
@@ -84,9 +85,10 @@ class HopperLaunch(Launch):
     def tokens(self, group: int) -> int:
         return self.rows // self.padded(group)
 
-    def suits(self, group: int) -> bool:
-        """Whether few enough rows of its tiles are empty for groups of that size."""
-        return group <= HOPPER_ROWS and EIGHTHS * self.padded(group) <= 8 * group
+    def suits(self, group: int, window: int | None) -> bool:
+        """Whether few rows of its tiles are empty in groups of that size, and few scores of its blocks masked."""
+        wide = window is None or window >= WINDOW_BLOCKS * self.keys
+        return wide and group <= HOPPER_ROWS and EIGHTHS * self.padded(group) <= 8 * group
 
     def fills(self, counts: Sequence[int], group: int, kv_heads: int, processors: int) -> bool:
         """Whether `hopper_attention` is the faster kernel for spans with these numbers of new tokens.
@@ -97,16 +99,16 @@ class HopperLaunch(Launch):
         """
         tiles = sum(triton.cdiv(count, self.tokens(group)) for count in counts) * kv_heads
         usual = sum(count * count for count in counts) / sum(counts)
-        return tiles >= self.busy * processors * triton.cdiv(tiles, processors) and usual >= HOPPER_LONG
+        return tiles >= self.busy * processors * triton.cdiv(tiles, processors) and usual >= self.long
 
 
 # As measured (`benchmarks/answered/prompt_attention.json`).
 HOPPER_LAUNCHES = {
     each.head_dim: each
     for each in (
-        HopperLaunch.of(64, keys=128, stages=3, consumers=3, busy=0.8),
-        HopperLaunch.of(128, keys=64, stages=4, consumers=3, busy=0.8),
-        HopperLaunch.of(256, keys=64, stages=2, consumers=2, busy=0.3),
+        HopperLaunch.of(64, keys=128, stages=4, consumers=3, long=1536, busy=0.8),
+        HopperLaunch.of(128, keys=64, stages=3, consumers=3, long=512, busy=0.8),
+        HopperLaunch.of(256, keys=64, stages=2, consumers=2, long=512, busy=0.2),
     )
 }
 
