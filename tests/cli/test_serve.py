@@ -95,7 +95,7 @@ def test_a_dry_run_tells_of_the_draft_as_it_would_be_loaded(gradus):
 
 def test_a_dry_run_says_where_memory_would_go(gradus):
     done = gradus("serve", *TINY, "--dry-run", "--cache-tokens", "160")
-    for line in ("engine", "weights", "largest step", "CUDA graphs", "sampling", "pages", "in all"):
+    for line in ("engine", "weights", "largest step", "CUDA graphs", "tables", "pages", "in all"):
         assert f"\n{line:<20}" in done.out
     assert "160 tokens in all layers" in done.out and "raise cache_tokens, or lower context_length" in done.out
 

@@ -1,6 +1,6 @@
 """Plans an engine's memory before a byte of it is taken.
 
-    cache <= usable - weights - largest step - CUDA graphs - tables of the sampler
+    cache <= usable - weights - largest step - CUDA graphs - tables with a row per sequence
 
 Weights are counted on a model built without memory (torch's "meta" device), so the count matches what the model and the
 precision really allocate. A CPU leaves the experts of a GGUF file in the file, and they are not counted: the system
@@ -27,6 +27,7 @@ from typing import Any
 
 import torch
 
+from gradus.attention.paged import block_table_bytes
 from gradus.cache.groups import layer_groups, page_layout
 from gradus.cache.windows import longest_sequence
 from gradus.config.options import EngineConfig, EngineOptions
@@ -103,7 +104,7 @@ class MemoryPlan:
     be in use. usable_bytes: how much can therefore be taken.
     weight_bytes: weights and constant tables. mapped_bytes: experts that stay in their file, in addition.
     step_tokens, step_bytes: tokens of the largest step, and its memory; graph_bytes: CUDA graphs. Both are estimates.
-    table_bytes: sampling's tables by slot. These four are the final engine's alone.
+    table_bytes: tables with a row per slot: sampling's, block tables, histories. These four are the final engine's alone.
     cache_bytes: of all slots, or all pages. cache_bytes_per_token: all layers, a window counted as full attention.
     pages: None for a phase without. sized: True if memory decided the cache's size, False if the user did.
     max_sequences: the most that run at once.
@@ -217,7 +218,7 @@ class MemoryPlan:
         lower = f"lower {' or '.join(left)}, or " if left else ""
         return (
             f"no memory is left for a cache on {self.device}: {weights} take {readable(self.weight_bytes)}, the "
-            f"largest step {readable(self.step_bytes)}, sampling {readable(self.table_bytes)} and CUDA graphs "
+            f"largest step {readable(self.step_bytes)}, tables {readable(self.table_bytes)} and CUDA graphs "
             f"{readable(self.graph_bytes)}, of {readable(self.usable_bytes)} that are free within memory_fraction "
             f"{self.memory_fraction:g}; {raised}{lower}take a smaller {smaller}{self.holders}"
         )
@@ -338,6 +339,7 @@ def _planned(at: "_At", options: EngineConfig, draft: Model | None = None) -> Me
     slots = count + 1 if kernels else count  # the kernels' sampler has one more, for padding
     tables = table_bytes(config.vocab_size, slots, masks=kernels)
     tables += history_bytes(count, wanted, whole=bool(options.speculate))
+    tables += block_table_bytes(len(layer_groups(config)), count + 1, wanted, options.page_size)
     if options.heads is not None:
         states = (count + 1) * config.hidden_size * itemsize  # one of each slot
         tables += heads_bytes(Path(options.heads), itemsize) + states
