@@ -240,9 +240,10 @@ def test_what_sampling_keeps_of_each_slot_is_counted_as_it_is_allocated(max_sequ
 @pytest.mark.parametrize("context", [None, 500, 16])
 def test_block_tables_have_room_for_the_engines_contexts_and_are_counted(context):
     """Gemma 4 12B has 21 groups of layers: with 257 slots of 262,144 tokens their tables take 707 MB."""
-    storage = PagedStorage(MIXED, 8, 16, torch.float32, CPU)
-    tables = PagedAttention(MIXED, storage, 9, context).tables
-    assert tables.nbytes == block_table_bytes(len(storage.groups), 9, context or MIXED.context_length, 16)
+    model = MIXED["wide full layers"]
+    storage = PagedStorage(model, 8, 16, torch.float32, CPU)
+    tables = PagedAttention(model, storage, 9, context).tables
+    assert tables.nbytes == block_table_bytes(len(storage.groups), 9, context or model.context_length, 16)
     assert 700 * MB < block_table_bytes(len(layer_groups(SHAPES["gemma4-12b"])), 257, 262_144, 16) < 710 * MB
     long = plan(DeviceMemory(free=80 * MB), "gemma3-270m", max_sequences=8, memory_fraction=1.0)
     short = plan(DeviceMemory(free=80 * MB), "gemma3-270m", max_sequences=8, memory_fraction=1.0, context=16)

@@ -28,6 +28,7 @@ from typing import Any
 import torch
 
 from gradus.attention.paged import block_table_bytes
+from gradus.cache.capacity import sequences_by_length, sequences_held
 from gradus.cache.groups import layer_groups, page_layout
 from gradus.cache.windows import longest_sequence
 from gradus.config.options import EngineConfig, EngineOptions
@@ -65,6 +66,7 @@ class PagePlan:
     count: its pages without page 0, which no sequence gets. bytes: of all pages, page 0 included.
     positions: how many tokens' keys and values fit, in all layers.
     full_sequences: how many sequences of full length fit at once; shorter ones take only the pages that they fill.
+    windows: of the layer groups that have pages of their own.
     """
 
     page_size: int
@@ -72,6 +74,11 @@ class PagePlan:
     bytes: int
     positions: int
     full_sequences: int
+    windows: tuple[int | None, ...] = (None,)
+
+    def sequences(self, length: int) -> int:
+        """How many sequences of `length` tokens the pages hold while all decode, windows counted."""
+        return sequences_held(self.count, self.windows, self.page_size, length)
 
     @classmethod
     def of(cls, config: ModelConfig, options: EngineOptions, itemsize: int) -> "PagePlan":
@@ -80,10 +87,11 @@ class PagePlan:
         Each layer group of the final engine has its own pages, all from one pool: a block is one page per group. A
         phase's page holds all layers.
         """
-        blocks, per = options.cache_blocks, kv_bytes(options, itemsize)
+        blocks, per, windows = options.cache_blocks, kv_bytes(options, itemsize), tuple[int | None, ...]((None,))
         if isinstance(options, EngineConfig):
             layout = page_layout(config)
-            count, position = blocks * len(layout.groups), layout.position_bytes(*per)
+            windows = tuple(group.window for group in layout.groups)
+            count, position = blocks * len(windows), layout.position_bytes(*per)
         else:
             count, position = blocks, kv_bytes_per_token(config, *per)
         return cls(
@@ -92,6 +100,7 @@ class PagePlan:
             bytes=(count + 1) * options.page_size * position,
             positions=blocks * options.page_size,
             full_sequences=blocks // -(-options.limits.context_length // options.page_size),
+            windows=windows,
         )
 
 
@@ -104,7 +113,7 @@ class MemoryPlan:
     be in use. usable_bytes: how much can therefore be taken.
     weight_bytes: weights and constant tables. mapped_bytes: experts that stay in their file, in addition.
     step_tokens, step_bytes: tokens of the largest step, and its memory; graph_bytes: CUDA graphs. Both are estimates.
-    table_bytes: tables with a row per slot: sampling's, block tables, histories. These four are the final engine's alone.
+    table_bytes: tables with a row per slot: of sampling, pages and texts. These four are the final engine's alone.
     cache_bytes: of all slots, or all pages. cache_bytes_per_token: all layers, a window counted as full attention.
     pages: None for a phase without. sized: True if memory decided the cache's size, False if the user did.
     max_sequences: the most that run at once.
@@ -162,6 +171,14 @@ class MemoryPlan:
         """How many sequences of full length run at once: the lowest limit of the engine, the pages and memory."""
         held = self.max_sequences if self.pages is None else self.pages.full_sequences
         return min(self.max_sequences, held, self.sequences_that_fit)
+
+    @property
+    def sequences_by_length(self) -> dict[int, int]:
+        """How many sequences of each usual length run at once; {} without pages."""
+        pages = self.pages
+        if pages is None:
+            return {}
+        return sequences_by_length(pages.count, pages.windows, pages.page_size, self.context_length, self.max_sequences)
 
     @property
     def notes(self) -> list[str]:
