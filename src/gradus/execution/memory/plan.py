@@ -36,14 +36,13 @@ from gradus.config.settings import capacity, heeded
 from gradus.errors import ConfigError
 from gradus.execution.memory.concessions import Concession, conceded, descending, worth_having
 from gradus.execution.memory.device_memory import DeviceMemory, free_memory, keep, readable
+from gradus.execution.memory.footprint import KV_BYTES
 from gradus.kernels import check_kv_dtype, missing
 from gradus.models import Model
 from gradus.models.config import ModelConfig, kv_bytes_per_token
 from gradus.models.create import create_model
 from gradus.models.precision import Precision
-from gradus.quantization.fp8 import E4M3
 from gradus.quantization.gguf import GGUFLinear
-from gradus.quantization.kv import SCALE
 from gradus.sampling.slots import table_bytes
 from gradus.scheduling.draft_shapes import MOST_ROWS, NO_SHAPE, DraftShapes, batch_sizes
 from gradus.speculative.heads_folder import heads_bytes
@@ -439,7 +438,7 @@ def kv_bytes(options: EngineOptions, itemsize: int) -> tuple[int, int]:
 
     itemsize: of the model's own type.
     """
-    return (E4M3.itemsize, SCALE.itemsize) if _in_fp8(options) else (itemsize, 0)
+    return KV_BYTES["fp8"] if _in_fp8(options) else (itemsize, 0)
 
 
 def _in_fp8(options: EngineOptions) -> bool:
