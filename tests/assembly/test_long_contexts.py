@@ -42,7 +42,7 @@ def test_a_prompt_of_32768_tokens_takes_its_keys_and_values_a_step_and_a_mask_of
     mask = 5 * MOST_MASKED  # a byte per entry, and a number of 4
     heads = 4 * rows * config.num_heads * config.head_dim * 4  # queries by head, and what attention returns
     bound = stored + pages_of_windows + gathered + mask + heads + step_bytes(config, rows, 2, 4) + 32 * MIB
-    assert grown(how) < bound < 300 * MIB
+    assert grown(how) < bound < 320 * MIB
 
 
 @pytest.mark.parametrize("softcap", [None, 5.0])

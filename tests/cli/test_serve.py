@@ -311,6 +311,7 @@ def test_it_serves_until_it_is_told_to_stop(process):
     with urllib.request.urlopen(f"{url}/stats", timeout=20) as answer:
         stats = json.load(answer)
     settings, speculation = stats["settings"], stats["speculation"]
+    assert stats["sessions"] == {"512": 8}  # 256 pages, 32 for each sequence
     assert speculation["why"] == "as asked for" and speculation["tokens_per_step"] >= 1
     assert all(len(speculation[name]) == 3 for name in ("drafted", "accepted", "acceptance"))
     assert 1 <= settings.pop("threads") <= usable_cores()

@@ -63,7 +63,7 @@ STORAGES = {"bfloat16": PagedStorage, "fp8": Fp8Storage}
 @pytest.mark.parametrize("kind", KV_BYTES)
 @pytest.mark.parametrize("name", [name for name, shape in SHAPES.items() if shape.context_length >= 8192])
 def test_long_contexts_take_what_their_pages_allocate(name, kind):
-    """Every shape, in both formats: the pages of a context, and page 0, which is nobody's."""
+    """Every shape, in both formats. Page 0 belongs to no context."""
     config = SHAPES[name]
     for tokens in (8192, 16_384, 32_768, 65_536, 131_072):
         pages = context_pages(config, tokens)

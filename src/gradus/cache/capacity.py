@@ -1,4 +1,4 @@
-"""How many sequences of which length a paged cache holds at once, for people who size a server. No torch here."""
+"""Counts the sequences of each length that a paged cache holds at once, for people who size a server. No torch here."""
 
 from collections.abc import Mapping, Sequence
 

@@ -15,7 +15,7 @@ from gradus.speculative.drafter import Drafter
 from gradus.speculative.history import History
 
 MOST_AT_ONCE = 1 << 20
-"""Tokens, padded to the longest text, that a CPU searches at once: the search takes some 30 bytes for each."""
+"""Tokens, padded to the longest text, that a CPU searches at once: the search takes some 40 bytes for each."""
 
 LookUp = Callable[[Tensor, Tensor, Tensor, int], Tensor]
 
