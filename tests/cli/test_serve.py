@@ -340,6 +340,7 @@ def test_it_serves_until_it_is_told_to_stop(process):
         assert json.load(answer)["engine"] == "final"
     child.send_signal(signal.SIGTERM)
     assert child.wait(timeout=20) == 0
+    assert "the cache holds 4,096 tokens: 8 sessions of 512 tokens (max_sequences)\n" in child.stderr.read()
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
