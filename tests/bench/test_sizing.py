@@ -10,7 +10,7 @@ import torch
 
 from gradus.bench.predict.roofline import Machine, SpanShape, Widths, step_cost
 from gradus.bench.sizing.cards import CARDS, PRODUCT, READ, card, card_of
-from gradus.bench.sizing.estimate import ANSWER, PROMPT, Estimate, Objective, Use, most, shown_lengths
+from gradus.bench.sizing.estimate import ANSWER, PROMPT, Estimate, Objective, Use, most
 from gradus.bench.sizing.pace import EXCHANGE, EXCHANGE_ROW, ON_GPU, Pace, Speed
 from gradus.bench.sizing.records import factor, measured, residuals, table
 from gradus.bench.workloads import burst, single_stream
@@ -147,13 +147,14 @@ def estimate():
     with assuming(h100.assumed):
         ready = prepared(settings, open_checkpoint(settings.model), device)
         plan = plan_of(ready, None, device, DeviceMemory(h100.free, h100.memory))
-    return Estimate(Speed(LLAMA, BFLOAT16, h100.machine, ON_GPU), plan, value_bytes=2)
+    return Estimate(Speed(LLAMA, BFLOAT16, h100.machine, ON_GPU), plan)
 
 
 def test_sessions_are_what_the_cache_holds(estimate):
     # 32 layers x 8 heads x 128 numbers x (key, value) x 2 bytes = 131,072 bytes per token, pages of 16
     for length in (16, 2048, 100_000):
-        assert estimate.sessions(length) == estimate.plan.cache_bytes // (-(-length // 16) * 16 * 131_072)
+        held = estimate.plan.cache_bytes - 16 * 131_072  # page 0 holds nothing
+        assert estimate.sessions(length) == held // (-(-length // 16) * 16 * 131_072)
 
 
 def test_more_users_are_slower_each_and_faster_together(estimate):
@@ -196,4 +197,3 @@ def test_objectives_and_requests_are_read():
     for wrong in ("4096", "0,5", "a,b", "1,2,3"):
         with pytest.raises(ConfigError, match="--request takes tokens in and out"):
             Use.of(wrong)
-    assert shown_lengths((10, 20, 30), 20) == [10, 20]

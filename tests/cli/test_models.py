@@ -95,8 +95,9 @@ def test_families_are_listed_with_their_checkpoints_and_what_shapes_cost(gradus)
     out = gradus("models", "--families").out
     row = next(line for line in out.splitlines() if line.startswith("phi3 "))
     assert "Phi-4-mini" in row
-    row = next(line for line in out.splitlines() if line.startswith("random:llama-3.1-8b "))
-    assert row.rstrip().endswith("17.2 GB") and "1.07 GB" in row and "16.1 GB" in row
+    cost, context = (line.rstrip() for line in out.splitlines() if line.startswith("random:llama-3.1-8b "))
+    assert "16.1 GB" in cost
+    assert "1.07 GB / 554 MB" in context and context.endswith("17.2 GB / 8.86 GB")
     assert "tiny-" not in out
 
 
@@ -107,5 +108,9 @@ def test_families_as_json_have_bytes(gradus):
     assert "SmolLM3-3B" in families["smollm3"]["checkpoints"]
     shapes = {row["name"]: row for row in listed["shapes"]}
     small = shapes["random:olmo2-1b"]
-    assert (small["weight_bytes"], small["context_length"], small["context_bytes"]) == (2_969_833_472, 4096, {})
-    assert shapes["random:llama-3.1-8b"]["context_bytes"]["131072"] == 131072 * 131072
+    assert (small["weight_bytes"], small["context_length"], small["context_bytes"]) == (
+        2_969_833_472,
+        4096,
+        {"bfloat16": {}, "fp8": {}},
+    )
+    assert shapes["random:llama-3.1-8b"]["context_bytes"]["bfloat16"]["131072"] == 131072 * 131072

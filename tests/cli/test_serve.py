@@ -95,7 +95,7 @@ def test_a_dry_run_tells_of_the_draft_as_it_would_be_loaded(gradus):
 
 def test_a_dry_run_says_where_memory_would_go(gradus):
     done = gradus("serve", *TINY, "--dry-run", "--cache-tokens", "160")
-    for line in ("engine", "weights", "largest step", "CUDA graphs", "sampling", "pages", "in all"):
+    for line in ("engine", "weights", "largest step", "CUDA graphs", "tables", "pages", "in all"):
         assert f"\n{line:<20}" in done.out
     assert "160 tokens in all layers" in done.out and "raise cache_tokens, or lower context_length" in done.out
 
@@ -311,6 +311,7 @@ def test_it_serves_until_it_is_told_to_stop(process):
     with urllib.request.urlopen(f"{url}/stats", timeout=20) as answer:
         stats = json.load(answer)
     settings, speculation = stats["settings"], stats["speculation"]
+    assert stats["sessions"] == {"512": 8}  # 256 pages, 32 for each sequence
     assert speculation["why"] == "as asked for" and speculation["tokens_per_step"] >= 1
     assert all(len(speculation[name]) == 3 for name in ("drafted", "accepted", "acceptance"))
     assert 1 <= settings.pop("threads") <= usable_cores()
@@ -339,6 +340,7 @@ def test_it_serves_until_it_is_told_to_stop(process):
         assert json.load(answer)["engine"] == "final"
     child.send_signal(signal.SIGTERM)
     assert child.wait(timeout=20) == 0
+    assert "the cache holds 4,096 tokens: 8 sessions of 512 tokens (max_sequences)\n" in child.stderr.read()
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")

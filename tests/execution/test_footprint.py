@@ -5,13 +5,17 @@ from dataclasses import replace
 import pytest
 import torch
 
+from gradus.attention.fp8_storage import Fp8Storage
+from gradus.attention.storage import PagedStorage
 from gradus.cache.windows import most_pages
 from gradus.config.options import DEFAULT_PAGE_SIZE, EngineConfig
 from gradus.engine.request import ModelLimits
-from gradus.execution.memory.footprint import context_bytes, weight_bytes
+from gradus.execution.memory.footprint import KV_BYTES, context_bytes, context_pages, weight_bytes
 from gradus.execution.memory.plan import PagePlan
 from gradus.models.create import create_model
 from gradus.models.shapes import SHAPES
+from gradus.quantization.fp8 import E4M3
+from gradus.quantization.kv import SCALE
 
 
 @pytest.mark.parametrize("name", ["gpt2-124m", "llama-3.2-1b", "smollm3-3b", "phi4-mini", "olmo3-7b", "granite4-1b"])
@@ -51,3 +55,21 @@ def test_layers_of_several_widths_share_pages_as_the_cache_divides_them():
     """Gemma 4 E4B: pages of 4 strips of 1,024 values; 4 full layers, and 20 with a window in 3 groups."""
     pages = 512 + 3 * 33  # of 8,192 tokens, and of a window of 512 in the worst alignment
     assert context_bytes(SHAPES["gemma4-e4b"], 8192) == pages * 16 * 2 * 4 * 1024 * 2
+
+
+STORAGES = {"bfloat16": PagedStorage, "fp8": Fp8Storage}
+
+
+@pytest.mark.parametrize("kind", KV_BYTES)
+@pytest.mark.parametrize("name", [name for name, shape in SHAPES.items() if shape.context_length >= 8192])
+def test_long_contexts_take_what_their_pages_allocate(name, kind):
+    """Every shape, in both formats. Page 0 belongs to no context."""
+    config = SHAPES[name]
+    for tokens in (8192, 16_384, 32_768, 65_536, 131_072):
+        pages = context_pages(config, tokens)
+        storage = STORAGES[kind](config, pages, DEFAULT_PAGE_SIZE, torch.bfloat16, torch.device("meta"))
+        assert context_bytes(config, tokens, *KV_BYTES[kind]) == storage.nbytes - storage.page_bytes
+
+
+def test_the_formats_have_the_sizes_of_their_types():
+    assert {"bfloat16": (torch.bfloat16.itemsize, 0), "fp8": (E4M3.itemsize, SCALE.itemsize)} == KV_BYTES

@@ -9,6 +9,7 @@ import torch
 from gradus import LLM
 from gradus.assembly.final import EngineConfig, build
 from gradus.attention.fp8_storage import Fp8Storage
+from gradus.attention.paged import PagedAttention, block_table_bytes
 from gradus.attention.storage import PagedStorage
 from gradus.cache.groups import layer_groups
 from gradus.cache.paged import PagedCache
@@ -232,7 +233,21 @@ def test_what_sampling_keeps_of_each_slot_is_counted_as_it_is_allocated(max_sequ
     table = Sampler(TINY.vocab_size, CPU, max_sequences).table
     table.allocate()
     shown = plan(DeviceMemory(free=8 * MB), max_sequences=max_sequences)
-    assert shown.table_bytes == history_bytes(max_sequences, 1, whole=False) + stored_bytes(table)
+    kept = shown.table_bytes - block_table_bytes(1, max_sequences + 1, TINY.context_length, 16)
+    assert kept == history_bytes(max_sequences, 1, whole=False) + stored_bytes(table)
+
+
+@pytest.mark.parametrize("context", [None, 500, 16])
+def test_block_tables_have_room_for_the_engines_contexts_and_are_counted(context):
+    """Gemma 4 12B has 21 groups of layers: with 257 slots of 262,144 tokens their tables take 707 MB."""
+    model = MIXED["wide full layers"]
+    storage = PagedStorage(model, 8, 16, torch.float32, CPU)
+    tables = PagedAttention(model, storage, 9, context).tables
+    assert tables.nbytes == block_table_bytes(len(storage.groups), 9, context or model.context_length, 16)
+    assert 700 * MB < block_table_bytes(len(layer_groups(SHAPES["gemma4-12b"])), 257, 262_144, 16) < 710 * MB
+    long = plan(DeviceMemory(free=80 * MB), "gemma3-270m", max_sequences=8, memory_fraction=1.0)
+    short = plan(DeviceMemory(free=80 * MB), "gemma3-270m", max_sequences=8, memory_fraction=1.0, context=16)
+    assert long.table_bytes - short.table_bytes == block_table_bytes(6, 9, 32768 - 16, 16)
 
 
 @pytest.mark.parametrize("max_sequences", [1, 3, 8])

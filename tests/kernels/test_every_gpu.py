@@ -25,7 +25,7 @@ from gradus.kernels.attention import paged as paged_attention
 from gradus.kernels.attention import work as attention_work
 from gradus.kernels.attention.launch import HOPPER_LAUNCHES, bytes_needed, fitted, launches
 from gradus.kernels.attention.new_token import MOST_NEW
-from gradus.kernels.attention.widen import widen_kernel
+from gradus.kernels.attention.widen import widen_pages_kernel
 from gradus.kernels.experts import dispatch, grouped_tables, packed_tiles
 from gradus.kernels.experts.combine import BLOCK as COMBINED
 from gradus.kernels.experts.combine import combine_kernel
@@ -470,8 +470,8 @@ def widening(able: Capability) -> Iterator[tuple[str, Case]]:
     types |= {"tables": "*i64", "slot": "*i32", "length": "*i32", "table_stride": "i32:16", "seen": "i32"}
     for head_dim in HOPPER_LAUNCHES:
         yield (
-            f"widen {head_dim}",
-            Case(widen_kernel, types, {"HEADS": 8, "PAGE": 16, "HEAD_DIM": head_dim}, {"num_warps": 1}),
+            f"widen pages {head_dim}",
+            Case(widen_pages_kernel, types, {"HEADS": 8, "PAGE": 16, "HEAD_DIM": head_dim}, {"num_warps": 1}),
         )
 
 

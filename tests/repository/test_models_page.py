@@ -6,7 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from gradus.cli.families import COST_COLUMNS, FAMILY_COLUMNS, cost_cells, costs, families, family_cells
+from gradus.cli.families import (
+    CONTEXT_COLUMNS,
+    COST_COLUMNS,
+    FAMILY_COLUMNS,
+    context_cells,
+    cost_cells,
+    costs,
+    families,
+    family_cells,
+)
 from gradus.models.families.unsupported import UNSUPPORTED
 
 ROOT = Path(__file__).parents[2]
@@ -35,6 +44,7 @@ def refused() -> list[Sequence[str]]:
 TABLES = {
     "families": table(FAMILY_COLUMNS, map(family_cells, families())),
     "costs": table(COST_COLUMNS, map(cost_cells, costs())),
+    "contexts": table(CONTEXT_COLUMNS, (context_cells(row) for row in costs() if any(row["context_bytes"].values()))),
     "refused": table(("why", "model_type", "instead"), refused()),
 }
 

@@ -49,7 +49,7 @@ def gpu_runner(
     drafts. times: learns the cost of drafts. constraints: None in an engine that refuses structured requests.
     exchange: with the other ranks, which call this at the same time, if `model` is a rank's part."""
     count, context = config.max_sequences, config.limits.context_length
-    attention = GraphPagedAttention(model.config, storage, slots=count + 1)  # the last slot is padding's
+    attention = GraphPagedAttention(model.config, storage, count + 1, context)  # the last slot is padding's
     sampler = KernelSampler(model.config.vocab_size, model.device, count, constraints)
     view, readings = fused(model) if exchange is None else fused_part(model, exchange), list[Reading]()
     drafter: Drafter | None = None
@@ -81,8 +81,8 @@ def draft_passes(
 ) -> DraftPasses:
     """Build the draft model's passes. attention, sampler: the model's."""
     own_storage, count = attention.storage.of_draft(draft.config, draft.dtype, draft.device), config.max_sequences
-    own = GraphPagedAttention(draft.config, own_storage, slots=count + 1)
-    own.tables = attention.tables[:1]  # of layers without a window; the draft's pages have the same numbers
+    seeing_all = attention.tables[:1]  # of layers without a window; the draft's pages have the same numbers
+    own = GraphPagedAttention(draft.config, own_storage, slots=count + 1, tables=seeing_all)
     return DraftPasses(fused(draft), own, sampler, config.budget("cuda"))
 
 

@@ -45,11 +45,10 @@ def torch_runner(
     count, device = config.max_sequences, model.device
     if config.activations == "int8" and not round_activations(model):
         raise ConfigError("activations int8 does nothing: no matrix of this model is in int4 or a .gguf file's blocks")
-    attention = PagedAttention(model.config, storage, slots=count + 1)  # the last slot is padding's
+    context = config.limits.context_length
+    attention = PagedAttention(model.config, storage, count + 1, context)  # the last slot is padding's
     sampler = Sampler(model.config.vocab_size, device, count + 1, constraints)
-    history = History(
-        count, config.limits.context_length, torch.device("cpu"), whole=bool(config.speculate), on_host=True
-    )
+    history = History(count, context, torch.device("cpu"), whole=bool(config.speculate), on_host=True)
     heads = None if trained is None else HeadsModule(Path(config.heads or ""), trained, model)
     passes = quick_pass(model, attention, sampler, config, heads)
     if run_model is not None:
@@ -75,8 +74,9 @@ def draft_drafter(draft: Model, attention: PagedAttention, sampler: Sampler, con
     """Build the draft model's drafter. attention, sampler: the model's."""
     if config.activations == "int8":
         round_activations(draft)
-    own = PagedAttention(draft.config, attention.storage.of_draft(draft.config, draft.dtype, draft.device), slots=1)
-    own.tables = attention.tables[:1]  # of layers without a window; the draft's pages have the same numbers
+    own_storage = attention.storage.of_draft(draft.config, draft.dtype, draft.device)
+    seeing_all = attention.tables[:1]  # of layers without a window; the draft's pages have the same numbers
+    own = PagedAttention(draft.config, own_storage, slots=1, tables=seeing_all)
     return DraftModel(quick_pass(draft, own, sampler, config))
 
 

@@ -9,6 +9,7 @@ the device and receive only changes, and decodes without a gather on a CPU.
 """
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 
 import torch
@@ -23,6 +24,7 @@ from gradus.attention.sparse import SparseDecodes
 from gradus.attention.storage import PagedStorage
 from gradus.cache import TableChange
 from gradus.device.transfer import upload
+from gradus.device.zeros import zeros
 from gradus.models.config import ModelConfig
 
 
@@ -39,19 +41,41 @@ class Prompt:
     seen: tuple[tuple[int, Tensor], ...]
 
 
+Decode = tuple[int, int, int]
+"""A span of one row: its position, its slot, and its row in the batch."""
+
+MOST_PADDED = 1 << 16
+"""Positions of a step's decodes, padded to the longest, from which sequences of unlike lengths attend apart."""
+
+
+def block_table_bytes(groups: int, slots: int, context: int, page_size: int) -> int:
+    """Bytes of the block tables that `PagedAttention` keeps."""
+    return groups * slots * -(-context // page_size) * torch.int64.itemsize
+
+
 class PagedAttention:
     """Stores and attends by block tables, and keeps one on the device for each slot and layer group.
 
-    slots: the number of sequences that run at once. Tables change seldom (a decode enters a new page every page_size
-    steps), so a step sends only changes.
+    slots: the number of sequences that run at once. context: the most positions of each; None: the model's. tables:
+    another model's block tables to read instead, whose pages have the same numbers.
+
+    tables: int64 [groups, slots, pages of a context]. They change seldom (a decode enters a new page every page_size
+    steps), so a step sends only changes. On a CPU a row takes memory once a sequence is long enough to write there.
     """
 
-    def __init__(self, config: ModelConfig, storage: PagedStorage, slots: int) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        storage: PagedStorage,
+        slots: int,
+        context: int | None = None,
+        tables: Tensor | None = None,
+    ) -> None:
         self.config = config
         self.storage = storage
         self.device = storage.keys.device
-        longest = -(-config.context_length // storage.page_size)
-        self.tables = torch.zeros(len(storage.groups), slots, longest, dtype=torch.int64, device=self.device)
+        shape = len(storage.groups), slots, -(-(context or config.context_length) // storage.page_size)
+        self.tables = zeros(shape, torch.int64, self.device) if tables is None else tables
         self.lent = Lent(config)
         sparse = SparseDecodes.supports(storage)
         self.decodes: Decodes = SparseDecodes(config, storage) if sparse else GatheredDecodes(config, storage)
@@ -62,11 +86,8 @@ class PagedAttention:
         self._begin(batch)
         spans = list(zip(batch.slots, batch.query_start, batch.counts, batch.starts, strict=True))
         self.prompts = [self._prompt(*span) for span in spans if span[2] > 1]
-        decodes = [(slot, row, start) for slot, row, count, start in spans if count == 1]
-        self.decode_rows = _indices([row for _, row, _ in decodes], self.device)
-        self.any_decodes = bool(decodes)
-        if decodes:
-            self.decodes.prepare(self._visible([slot for slot, _, _ in decodes], [start for _, _, start in decodes]))
+        crowds = alike([(start, slot, row) for slot, row, count, start in spans if count == 1])
+        self.crowds = [self._crowd(crowd) for crowd in crowds]
 
     def _begin(self, batch: Batch) -> None:
         """Begin a step in torch: update pages, and find the places of new keys and values."""
@@ -128,6 +149,13 @@ class PagedAttention:
         ]
         return Prompt(span, start, tuple(zip(oldest, rows, strict=True)))
 
+    def _crowd(self, crowd: Sequence[Decode]) -> tuple[slice | Tensor, Decodes]:
+        """Set up decodes that attend side by side. Returns their rows in the batch, and what attends."""
+        starts, slots, rows = (list(column) for column in zip(*crowd, strict=True))
+        decodes = copy(self.decodes)  # what was made once for all steps is shared
+        decodes.prepare(self._visible(slots, starts))
+        return _indices(rows, self.device), decodes
+
     def _visible(self, slots: list[int], positions: list[int]) -> list[Visible]:
         """List the rows that the queries at `positions` of `slots` see, in each layer group."""
         owners = torch.tensor(slots, device=self.device).unsqueeze(1)
@@ -154,8 +182,8 @@ class PagedAttention:
         for prompt in self.prompts:
             span = prompt.span
             out[span] = self._attend_prompt(layer, prompt, q[span], k[span], v[span], sinks)
-        if self.any_decodes:
-            out[self.decode_rows] = self.decodes.attend(layer, q[self.decode_rows], sinks)
+        for rows, decodes in self.crowds:
+            out[rows] = decodes.attend(layer, q[rows], sinks)
         return out
 
     def _attend_prompt(
@@ -175,6 +203,22 @@ class PagedAttention:
             softcap=self.config.attention_softcap,
             sinks=sinks,
         )
+
+
+def alike(decodes: Sequence[Decode]) -> list[Sequence[Decode]]:
+    """Divide decodes into crowds that attend side by side, each padded to its longest.
+
+    One long sequence among many short ones would make padding of as many long ones. So where padding is much, a crowd
+    has only sequences of more than half of its longest's positions.
+    """
+    if len(decodes) * max((start for start, *_ in decodes), default=0) <= MOST_PADDED:
+        return [decodes] if decodes else []
+    crowds: list[list[Decode]] = []
+    for decode in sorted(decodes, reverse=True):
+        if not crowds or 2 * decode[0] <= crowds[-1][0][0]:
+            crowds.append([])
+        crowds[-1].append(decode)
+    return [*crowds]
 
 
 def _oldest(position: int, window: int | None) -> int:

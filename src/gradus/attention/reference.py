@@ -8,6 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+MOST_MASKED = 1 << 24
+"""The most entries of a mask, a query's view of a key each: 16 MiB, and 64 MiB in the kernels, which want numbers. A
+prompt's own would grow with its square."""
+
 SINK_WIDTH = 8
 """Numbers that a head has in addition where there are sinks: torch's kernels want heads of a multiple of eight."""
 
@@ -32,6 +36,11 @@ def attend_causal(
     both.
     """
     n, m = q.shape[0], keys.shape[1]
+    masked = softcap is not None or _needs_mask(q, m, start, window, sinks)
+    most = max(1, MOST_MASKED // (m if softcap is None else m * q.shape[1]))  # with a soft cap, heads have own scores
+    if masked and n > most:
+        options = {"scale": scale, "window": window, "softcap": softcap, "sinks": sinks}
+        return _attend_in_parts(q, keys, values, most, start, **options)
     if n == 1 and window is not None and m > window:
         keys, values = keys[:, -window:], values[:, -window:]  # a lone query reads only its window
         start, m = window - 1, window
@@ -48,6 +57,27 @@ def attend_causal(
     if sees_all and q.is_cuda:
         return _attend_to_the_end(q, keys, values, scale)
     return _attend(q, keys, values, scale, mask=causal_mask(n, m, start, window, q.device))
+
+
+def _needs_mask(q: Tensor, m: int, start: int, window: int | None, sinks: Tensor | None) -> bool:
+    """Whether torch's kernels need a mask: without one, queries see all keys up to their own from the first key on, or
+    on a GPU up to the last key."""
+    if window is not None and window < m:
+        return True
+    return not q.is_cuda and (start > 0 or sinks is not None)
+
+
+def _attend_in_parts(q: Tensor, keys: Tensor, values: Tensor, most: int, start: int, **options: Any) -> Tensor:
+    """Attend like `attend_causal`, with `most` queries at a time, and the keys that these see."""
+    window, out = options["window"], torch.empty_like(q)
+    for first in range(0, len(q), most):
+        part = q[first : first + most]
+        oldest = 0 if window is None else max(0, start + first - window + 1)
+        seen = slice(oldest, start + first + len(part))
+        out[first : first + most] = attend_causal(
+            part, keys[:, seen], values[:, seen], start=start + first - oldest, **options
+        )
+    return out
 
 
 def _attend_with_sinks(

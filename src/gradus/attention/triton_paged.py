@@ -42,8 +42,15 @@ class TritonPagedAttention(PagedAttention):
         bool  # of this step: whether attention rotates and stores heads itself (`gradus.kernels.attention.new_token`)
     )
 
-    def __init__(self, config: ModelConfig, storage: PagedStorage, slots: int) -> None:
-        super().__init__(config, storage, slots)
+    def __init__(
+        self,
+        config: ModelConfig,
+        storage: PagedStorage,
+        slots: int,
+        context: int | None = None,
+        tables: Tensor | None = None,
+    ) -> None:
+        super().__init__(config, storage, slots, context, tables)
         able, self.processors = capability(self.device), multiprocessors(self.device)
         self.kinds = kinds_of(config, storage, self.processors, able)
         self.tiles = list(dict.fromkeys(tiles for tiles, _ in self.kinds))
@@ -53,7 +60,9 @@ class TritonPagedAttention(PagedAttention):
 
     def _hopper(self) -> "HopperPrompts | WidenedPrompts | None":
         if isinstance(self.storage, Fp8Storage):
-            pages = torch.zeros(widened_shape(self.config), dtype=torch.bfloat16, device=self.device)
+            pages = torch.zeros(
+                widened_shape(self.config, self.tables.shape[2] * HOPPER_PAGE), dtype=torch.bfloat16, device=self.device
+            )
             prompts = hopper_prompts({0: (pages[0], pages[1])}, self.processors)
             return None if prompts is None else WidenedPrompts(self.storage, pages, prompts)
         suited = [layer for layer, (tiles, window) in enumerate(self.kinds) if tiles.hopper(window) is not None]

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from gradus.kernels.attention.hopper import HopperPrompts
 
 
-def widened_shape(config: ModelConfig) -> tuple[int, int, int, int, int]:
-    """The memory for one context of one layer: keys and values, in pages."""
-    return 2, -(-config.context_length // HOPPER_PAGE), HOPPER_PAGE, config.num_kv_heads, config.head_dim
+def widened_shape(config: ModelConfig, context: int) -> tuple[int, int, int, int, int]:
+    """The memory for a context of one layer: keys and values, in pages."""
+    return 2, -(-context // HOPPER_PAGE), HOPPER_PAGE, config.num_kv_heads, config.head_dim
 
 
 class WidenedPrompts:

@@ -7,7 +7,7 @@ The protocol of every cache manager is below. Then read:
     radix.py        the prefix index: tokens to pages
     groups.py       layers that share block tables;  windows.py: the number of pages that a window needs
     disk/           pages of the prefix index on disk
-    usage.py        how full a cache is
+    usage.py        how full a cache is;  capacity.py: sequences of each length that it holds
     inspection.py   a cache's state for a probe
 """
 

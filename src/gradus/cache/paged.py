@@ -14,6 +14,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 from gradus.cache import TableChange
+from gradus.cache.capacity import sequences_by_length
 from gradus.cache.disk.names import Trail
 from gradus.cache.disk.tier import DiskTier, Load
 from gradus.cache.inspection import NodeSize, PageCounts, Tables, TreeNode
@@ -119,6 +120,10 @@ class PagedCache:
     def longest(self, longest_span: int | None, most: int) -> int:
         """The longest sequence, up to `most`, that fits. longest_span: as in `fits`; None: one span per sequence."""
         return longest_sequence(self.pool.count, self.windows, self.page_size, longest_span, most)
+
+    def sequences(self, longest: int, most: int) -> dict[int, int]:
+        """How many sequences run at once, by length up to `longest`, of `most` at most: see `gradus.cache.capacity`."""
+        return sequences_by_length(self.pool.count, self.windows, self.page_size, longest, most)
 
     def admit(self, id: Hashable, tokens: list[int], salt: Hashable = None) -> int:
         """Begin a sequence with the pages that the index has for its tokens and salt. Returns the positions hit.

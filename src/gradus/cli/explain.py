@@ -11,9 +11,10 @@ from gradus.bench.contenders.workbench import streamed_bytes
 from gradus.bench.measure.fingerprint import machine_of, rates
 from gradus.bench.predict.roofline import Machine, Widths, streamed_parameters
 from gradus.bench.sizing.cards import CARDS, Card, card, card_of
-from gradus.bench.sizing.estimate import LENGTHS, PROMPTS, USERS, Estimate, Objective, Use, shown_lengths
+from gradus.bench.sizing.estimate import PROMPTS, USERS, Estimate, Objective, Use
 from gradus.bench.sizing.pace import ON_CPU, ON_GPU, Speed
 from gradus.bench.sizing.records import Measured, measured
+from gradus.cache.capacity import sessions_in_words
 from gradus.config.options import EngineConfig
 from gradus.device.capability import assuming, capability
 from gradus.errors import ConfigError
@@ -94,8 +95,7 @@ def _explained(settings: ServerConfig, place: Place, checkpoint: Checkpoint, use
         plan = plan_of(ready, None, place.device, place.memory)
         speed = _speed(ready, place)
     assert isinstance(ready.options, EngineConfig)
-    value, scale = kv_bytes(ready.options, ready.precision.activations.itemsize)
-    estimate = Estimate(speed, plan, value, scale, use)
+    estimate = Estimate(speed, plan, use)
     return Explanation(settings, place, checkpoint, ready.precision, ready.options.ranks, plan, estimate)
 
 
@@ -190,7 +190,7 @@ def as_dict(found: Explanation, objective: Objective | None) -> dict[str, Any]:
         "context_length": plan.context_length,
         "max_sequences": plan.max_sequences,
         "notes": plan.notes,
-        "sessions": {str(length): estimate.sessions(length) for length in shown_lengths(LENGTHS, plan.context_length)},
+        "sessions": {str(length): count for length, count in plan.sequences_by_length.items()},
         "request": {"prompt": estimate.use.prompt, "answer": estimate.use.answer},
         "users": [_users(estimate, users) for users in USERS if users <= estimate.most_users],
         "prompt_seconds": {
@@ -219,15 +219,14 @@ def _users(estimate: Estimate, users: int) -> dict[str, Any]:
 
 def render(made: Mapping[str, Any], plan: MemoryPlan) -> str:
     """Render `as_dict` for people: one fact per line, the command last."""
-    use, sessions = made["request"], made["sessions"].items()
+    use = made["request"]
     lines = [
         ("model", f"{made['model']}, {made['weights']}" + (f", {made['ranks']} ranks" if made["ranks"] > 1 else "")),
         ("device", f"{made['device']}, {readable(plan.usable_bytes)} usable" + _each(made)),
         ("weights", readable(made["weight_bytes"]) + _each(made)),
         ("cache", f"{readable(made['cache_bytes'])}, {readable(made['cache_bytes_per_token'])} per token"),
         ("context", f"{made['context_length']:,} tokens"),
-        ("sessions", ", or ".join(f"{count:,} of {int(length):,} tokens" for length, count in sessions)),
-        ("runs", f"up to {made['max_sequences']} at a time"),
+        ("holds at once", sessions_in_words(plan.sequences_by_length, plan.max_sequences)),
         *(("note", note) for note in made["notes"]),
         *((f"prompt of {int(tokens):,}", _ms(seconds)) for tokens, seconds in made["prompt_seconds"].items()),
         *(

@@ -3,13 +3,15 @@
 from dataclasses import asdict
 from typing import Any
 
+from gradus.cache.capacity import sessions_in_words
 from gradus.execution.memory.device_memory import readable
 from gradus.execution.memory.plan import MemoryPlan
 
 
 def as_dict(plan: MemoryPlan) -> dict[str, Any]:
     """Return the plan as a dictionary, for --json."""
-    derived = ("cache_bytes_per_sequence", "sequences_that_fit", "sequences", "left_bytes", "fits")
+    numbers = ("cache_bytes_per_sequence", "sequences_that_fit", "sequences", "left_bytes", "fits")
+    derived = (*numbers, "sequences_by_length")
     return asdict(plan) | {name: getattr(plan, name) for name in derived}
 
 
@@ -47,7 +49,7 @@ def _step_lines(plan: MemoryPlan) -> list[tuple[str, str]]:
     return [
         ("largest step", f"{readable(plan.step_bytes)}, estimated for {plan.step_tokens} tokens"),
         ("CUDA graphs", f"{readable(plan.graph_bytes)}, estimated" if plan.graph_bytes else "none"),
-        ("sampling", f"{readable(plan.table_bytes)}, most of it for the tokens that each sequence has seen"),
+        ("tables", f"{readable(plan.table_bytes)}: the tokens that each sequence has seen, and its block tables"),
     ]
 
 
@@ -57,5 +59,5 @@ def _page_lines(plan: MemoryPlan) -> list[tuple[str, str]]:
     pages = plan.pages
     return [
         ("pages", f"{pages.count} of {pages.page_size} tokens; {pages.positions} tokens in all layers"),
-        ("holds at once", f"{pages.full_sequences} sequences of full length, or more that are shorter"),
+        ("holds at once", sessions_in_words(plan.sequences_by_length, plan.max_sequences)),
     ]

@@ -22,6 +22,7 @@ except ImportError:  # not available on every platform
 else:
     LOOP = uvloop.__name__
 
+from gradus.cache.capacity import sessions_in_words
 from gradus.errors import ConfigError
 from gradus.loading.default_sampling import in_words
 from gradus.server import logs
@@ -146,6 +147,8 @@ class Server(uvicorn.Server):
             self.load_error = error
             self.should_exit = True
         else:
+            if info.sessions:
+                log.info("%s", cache_line(info))
             logs.announce(self.client.config, ready_line(info, self.client.config, host, port), sys.stdout)
             if self._manager is not None:
                 self._manager.ready()
@@ -188,6 +191,13 @@ def leaves_on_failure(config: ServerConfig) -> bool:
     if config.on_failure != "auto":
         return config.on_failure == "exit"
     return os.getpid() == 1 or os.environ.get("SYSTEMD_EXEC_PID") == str(os.getpid())
+
+
+def cache_line(info: ModelInfo) -> str:
+    """Format one line with what the cache holds: tokens, and sequences of each length that run at once."""
+    sessions = {int(length): count for length, count in info.sessions.items()}
+    held = sessions_in_words(sessions, info.settings["max_sequences"])
+    return f"the cache holds {info.settings['cache_tokens']:,} tokens: {held}"
 
 
 def ready_line(info: ModelInfo, config: ServerConfig, host: str, port: int) -> str:

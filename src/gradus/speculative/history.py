@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from gradus.device.transfer import upload_parts
+from gradus.device.zeros import zeros
 from gradus.engine.plan import Admission
 
 
@@ -24,7 +25,8 @@ class History:
     """The tokens and the length of each slot's sequence.
 
     tokens: int32 [slots + 1, context_length], or [slots + 1, 1] for the newest of each, where not `whole`.
-    lengths: int64 [slots + 1]. longest: the context length. The last slot is padding's, with one token.
+    lengths: int64 [slots + 1]. longest: the context length. The last slot is padding's, with one token. On a CPU, room
+    for tokens takes memory once a sequence is long enough to write there.
 
     columns: tokens and lengths, as a step's operations take them (`gradus.kernels.step.rows`): numpy columns if
     `on_host`, in a CPU's memory.
@@ -34,7 +36,7 @@ class History:
         self, slots: int, context_length: int, device: torch.device, *, whole: bool = True, on_host: bool = False
     ) -> None:
         self.longest, self.whole = context_length, whole
-        self.tokens = torch.zeros(slots + 1, context_length if whole else 1, dtype=torch.int32, device=device)
+        self.tokens = zeros((slots + 1, context_length if whole else 1), torch.int32, device)
         self.lengths = torch.ones(slots + 1, dtype=torch.int64, device=device)
         self.columns: tuple[Any, Any] = self.tokens, self.lengths
         if on_host:

@@ -7,11 +7,15 @@ Yang et al. 2023, found before; vLLM's "ngram"). It costs a search through one r
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
 from gradus.kernels.step.ngram_reference import look_up
 from gradus.speculative.drafter import Drafter
 from gradus.speculative.history import History
+
+MOST_AT_ONCE = 1 << 20
+"""Tokens, padded to the longest text, that a CPU searches at once: the search takes some 40 bytes for each."""
 
 LookUp = Callable[[Tensor, Tensor, Tensor, int], Tensor]
 
@@ -32,7 +36,13 @@ class NgramDrafter(Drafter):
     def propose(self, history: History, slots: Tensor, count: int, limits: Tensor) -> Tensor:
         if self._look_up is not None:
             return self._look_up(slots, history.tokens, history.lengths, count)
+        if history.device.type != "cpu":  # the host would have to wait for the lengths
+            return look_up(history.tokens[slots], history.lengths[slots], count)
+        longest = int(history.lengths[slots].max())
+        parts = slots.split(max(1, MOST_AT_ONCE // longest))
+        return torch.cat([self._look_up_on_host(history, part, count) for part in parts])
+
+    def _look_up_on_host(self, history: History, slots: Tensor, count: int) -> Tensor:
+        """Search the columns in use alone."""
         lengths = history.lengths[slots]
-        # only the columns in use, if the host knows them without waiting for a GPU
-        longest = int(lengths.max()) if history.device.type == "cpu" else history.tokens.shape[1]
-        return look_up(history.tokens[slots, :longest], lengths, count)
+        return look_up(history.tokens[slots, : int(lengths.max())], lengths, count)

@@ -13,8 +13,9 @@ from typing import Any, Self, TypeVar
 from gradus import garbage
 from gradus.assembly.checkpoint import assemble, keeps_bits
 from gradus.assembly.guard import GuardedCore
+from gradus.cache.paged import PagedCache
 from gradus.config.description import described, keywords
-from gradus.config.options import FINAL, resolve_context
+from gradus.config.options import FINAL, EngineConfig, resolve_context
 from gradus.config.settings import Settings, stated
 from gradus.device import threads
 from gradus.device.allocator import give_back_host_memory
@@ -279,6 +280,17 @@ class LLM:
         """The engine's name, and the final values of the settings that it uses."""
         budget = getattr(self.engine.scheduler, "token_budget", None)
         return stated(self.phase, self.options, budget) | {"engine": self.engine_name}
+
+    @property
+    def sequences_by_length(self) -> dict[int, int]:
+        """How many sequences of each usual length, up to the longest that may run, run at once; {} in a phase."""
+        cache = getattr(self.engine.scheduler, "cache", None)
+        if not isinstance(cache, PagedCache):
+            return {}
+        options = self.options
+        budget = options.budget(self.device.type) if isinstance(options, EngineConfig) else None
+        longest = cache.longest(budget, self.limits.context_length)
+        return cache.sequences(longest, options.max_sequences)
 
     def metrics(self) -> Metrics:
         with self._turns:

@@ -10,21 +10,18 @@ request of PROMPT tokens for ANSWER tokens as soon as the last one is answered, 
 The server's own part (HTTP, text) is left out: it is at most a few milliseconds per request.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
 from gradus.bench.predict.roofline import SpanShape
 from gradus.bench.sizing.pace import Speed
-from gradus.cache.groups import page_layout
-from gradus.cache.windows import most_pages
 from gradus.errors import ConfigError
 from gradus.execution.memory.plan import MemoryPlan
 
 PROMPT, ANSWER = 1024, 256
 USERS = (1, 8, 32, 128)
 PROMPTS = (1024, 8192)
-LENGTHS = (2048, 8192, 32_768, 131_072)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,21 +62,16 @@ class Use:
 
 @dataclass(frozen=True)
 class Estimate:
-    """Estimates of one model on one device. plan: its memory, per rank. value_bytes, scale_bytes: of the cache."""
+    """Estimates of one model on one device. plan: its memory, per rank."""
 
     speed: Speed
     plan: MemoryPlan
-    value_bytes: int
-    scale_bytes: int = 0
     use: Use = Use()
 
     def sessions(self, length: int) -> int:
         """How many sequences of `length` tokens the cache holds at once."""
         assert self.plan.pages is not None
-        layout, size = page_layout(self.speed.config), self.plan.pages.page_size
-        pages = sum(most_pages(length, 1, group.window, size) for group in layout.groups)
-        each = pages * size * layout.position_bytes(self.value_bytes, self.scale_bytes)
-        return self.plan.cache_bytes // each
+        return self.plan.pages.sequences(length)
 
     @cached_property
     def most_users(self) -> int:
@@ -132,8 +124,3 @@ def most(holds: Callable[[int], bool], limit: int) -> int:
         middle = (least + end + 1) // 2
         least, end = (middle, end) if holds(middle) else (least, middle - 1)
     return least
-
-
-def shown_lengths(lengths: Sequence[int], context: int) -> list[int]:
-    """Select the lengths that a request may have, and add the longest one."""
-    return sorted({length for length in lengths if length < context} | {context})

@@ -184,6 +184,9 @@ def _families(json: bool) -> int:
     terminal.print_table(families.FAMILY_COLUMNS, [families.family_cells(row) for row in known])
     print()
     terminal.print_table(families.COST_COLUMNS, [families.cost_cells(row) for row in costs])
+    print()
+    long = [row for row in costs if any(row["context_bytes"].values())]
+    terminal.print_table(families.CONTEXT_COLUMNS, [families.context_cells(row) for row in long])
     return 0
 
 

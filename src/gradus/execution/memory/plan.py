@@ -1,6 +1,6 @@
 """Plans an engine's memory before a byte of it is taken.
 
-    cache <= usable - weights - largest step - CUDA graphs - tables of the sampler
+    cache <= usable - weights - largest step - CUDA graphs - tables with a row per sequence
 
 Weights are counted on a model built without memory (torch's "meta" device), so the count matches what the model and the
 precision really allocate. A CPU leaves the experts of a GGUF file in the file, and they are not counted: the system
@@ -28,6 +28,8 @@ from typing import Any
 
 import torch
 
+from gradus.attention.paged import block_table_bytes
+from gradus.cache.capacity import sequences_by_length, sequences_held
 from gradus.cache.groups import layer_groups, page_layout
 from gradus.cache.windows import longest_sequence
 from gradus.config.options import EngineConfig, EngineOptions
@@ -35,14 +37,13 @@ from gradus.config.settings import capacity, heeded
 from gradus.errors import ConfigError
 from gradus.execution.memory.concessions import Concession, conceded, descending, worth_having
 from gradus.execution.memory.device_memory import DeviceMemory, free_memory, keep, readable
+from gradus.execution.memory.footprint import KV_BYTES
 from gradus.kernels import check_kv_dtype, missing
 from gradus.models import Model
 from gradus.models.config import ModelConfig, kv_bytes_per_token
 from gradus.models.create import create_model
 from gradus.models.precision import Precision
-from gradus.quantization.fp8 import E4M3
 from gradus.quantization.gguf import GGUFLinear
-from gradus.quantization.kv import SCALE
 from gradus.sampling.slots import table_bytes
 from gradus.scheduling.draft_shapes import MOST_ROWS, NO_SHAPE, DraftShapes, batch_sizes
 from gradus.speculative.heads_folder import heads_bytes
@@ -65,6 +66,7 @@ class PagePlan:
     count: its pages without page 0, which no sequence gets. bytes: of all pages, page 0 included.
     positions: how many tokens' keys and values fit, in all layers.
     full_sequences: how many sequences of full length fit at once; shorter ones take only the pages that they fill.
+    windows: of the layer groups that have pages of their own.
     """
 
     page_size: int
@@ -72,6 +74,11 @@ class PagePlan:
     bytes: int
     positions: int
     full_sequences: int
+    windows: tuple[int | None, ...] = (None,)
+
+    def sequences(self, length: int) -> int:
+        """How many sequences of `length` tokens the pages hold while all decode, windows counted."""
+        return sequences_held(self.count, self.windows, self.page_size, length)
 
     @classmethod
     def of(cls, config: ModelConfig, options: EngineOptions, itemsize: int) -> "PagePlan":
@@ -80,10 +87,11 @@ class PagePlan:
         Each layer group of the final engine has its own pages, all from one pool: a block is one page per group. A
         phase's page holds all layers.
         """
-        blocks, per = options.cache_blocks, kv_bytes(options, itemsize)
+        blocks, per, windows = options.cache_blocks, kv_bytes(options, itemsize), tuple[int | None, ...]((None,))
         if isinstance(options, EngineConfig):
             layout = page_layout(config)
-            count, position = blocks * len(layout.groups), layout.position_bytes(*per)
+            windows = tuple(group.window for group in layout.groups)
+            count, position = blocks * len(windows), layout.position_bytes(*per)
         else:
             count, position = blocks, kv_bytes_per_token(config, *per)
         return cls(
@@ -92,6 +100,7 @@ class PagePlan:
             bytes=(count + 1) * options.page_size * position,
             positions=blocks * options.page_size,
             full_sequences=blocks // -(-options.limits.context_length // options.page_size),
+            windows=windows,
         )
 
 
@@ -104,7 +113,7 @@ class MemoryPlan:
     be in use. usable_bytes: how much can therefore be taken.
     weight_bytes: weights and constant tables. mapped_bytes: experts that stay in their file, in addition.
     step_tokens, step_bytes: tokens of the largest step, and its memory; graph_bytes: CUDA graphs. Both are estimates.
-    table_bytes: sampling's tables by slot. These four are the final engine's alone.
+    table_bytes: tables with a row per slot: of sampling, pages and texts. These four are the final engine's alone.
     cache_bytes: of all slots, or all pages. cache_bytes_per_token: all layers, a window counted as full attention.
     pages: None for a phase without. sized: True if memory decided the cache's size, False if the user did.
     max_sequences: the most that run at once.
@@ -164,6 +173,14 @@ class MemoryPlan:
         return min(self.max_sequences, held, self.sequences_that_fit)
 
     @property
+    def sequences_by_length(self) -> dict[int, int]:
+        """How many sequences of each usual length run at once; {} without pages."""
+        pages = self.pages
+        if pages is None:
+            return {}
+        return sequences_by_length(pages.count, pages.windows, pages.page_size, self.context_length, self.max_sequences)
+
+    @property
     def notes(self) -> list[str]:
         """Lines for the operator: which defaults were lowered, and whether the cache is smaller than one sequence."""
         return [note for note in (self._conceded(), self._short()) if note is not None]
@@ -218,7 +235,7 @@ class MemoryPlan:
         lower = f"lower {' or '.join(left)}, or " if left else ""
         return (
             f"no memory is left for a cache on {self.device}: {weights} take {readable(self.weight_bytes)}, the "
-            f"largest step {readable(self.step_bytes)}, sampling {readable(self.table_bytes)} and CUDA graphs "
+            f"largest step {readable(self.step_bytes)}, tables {readable(self.table_bytes)} and CUDA graphs "
             f"{readable(self.graph_bytes)}, of {readable(self.usable_bytes)} that are free within memory_fraction "
             f"{self.memory_fraction:g}; {raised}{lower}take a smaller {smaller}{self.holders}"
         )
@@ -339,8 +356,9 @@ def _planned(at: "_At", options: EngineConfig, draft: Model | None = None) -> Me
     slots = count + 1 if kernels else count  # the kernels' sampler has one more, for padding
     tables = table_bytes(config.vocab_size, slots, masks=kernels)
     tables += history_bytes(count, wanted, whole=bool(options.speculate))
+    tables += block_table_bytes(len(layer_groups(config)), count + 1, wanted, options.page_size)
     if kernels and _in_fp8(options):
-        tables += at.widened_bytes()
+        tables += at.widened_bytes(wanted)
     if options.heads is not None:
         states = (count + 1) * config.hidden_size * itemsize  # one of each slot
         tables += heads_bytes(Path(options.heads), itemsize) + states
@@ -399,14 +417,14 @@ class _At:
 
         return scratch_bytes(self.model, rows, sampled, self.dtype, self.device)
 
-    def widened_bytes(self) -> int:
+    def widened_bytes(self, context: int) -> int:
         """Count the bytes into which long prompts widen a layer's keys and values of 8 bits, on a Hopper GPU."""
         from gradus.attention.widened import widened_shape  # here, since it needs Triton
         from gradus.device.capability import capability
 
         if capability(self.device) != (9, 0) or self.config.sizes:
             return 0
-        return 2 * math.prod(widened_shape(self.config))
+        return 2 * math.prod(widened_shape(self.config, context))
 
     @property
     def itemsize(self) -> int:
@@ -432,7 +450,7 @@ def kv_bytes(options: EngineOptions, itemsize: int) -> tuple[int, int]:
 
     itemsize: of the model's own type.
     """
-    return (E4M3.itemsize, SCALE.itemsize) if _in_fp8(options) else (itemsize, 0)
+    return KV_BYTES["fp8"] if _in_fp8(options) else (itemsize, 0)
 
 
 def _in_fp8(options: EngineOptions) -> bool:

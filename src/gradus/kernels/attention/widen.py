@@ -28,14 +28,14 @@ def widen_pages(
     """
     keys, values = pages
     _, page, heads, head_dim = keys.shape
-    widen_kernel[(min(PROGRAMS, tables.shape[1]), heads)](
+    widen_pages_kernel[(min(PROGRAMS, tables.shape[1]), heads)](
         *out, keys, values, *scales, tables, slot, length, tables.stride(0), seen,
         HEADS=heads, PAGE=page, HEAD_DIM=head_dim, num_warps=1,
     )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["table_stride", "seen"])
-def widen_kernel(
+def widen_pages_kernel(
     wide_keys: tensor, wide_values: tensor, keys: tensor, values: tensor, key_scales: tensor, value_scales: tensor,
     tables: tensor, slot: tensor, length: tensor, table_stride: int, seen: int,
     HEADS: constexpr, PAGE: constexpr, HEAD_DIM: constexpr,

@@ -275,7 +275,7 @@ class DecodeModel:
         whole = all(layer.heads.head_dim % SQUARE == 0 for layer in stages.layers)
         together = SQUARE if whole else MOST_ROWS + 1  # rows of a sequence, from which they attend as one block
         groups = contexts(tables.numpy(), windows, threads, together)
-        self.step = _make_step(model, stages, cache, page_size, groups)
+        self.step = _make_step(model, stages, cache, page_size, groups, tables.shape[2] * page_size)
         self.shape = self.step.shape[0]
         self.count, self.width = stages.count, model.config.hidden_size
         self.tables_of_angles, self._reached = _tables(stages.layers), 0
@@ -408,10 +408,11 @@ def _make_step(
     cache: Sequence[tuple[Tensor, Tensor, int]],
     page_size: int,
     groups: NDArray[np.void],
+    context: int,
 ) -> Step:
     config, rows, layers = model.config, np.array(stages.rows, STAGE), stages.layers
     head_dim = max(layer.heads.head_dim for layer in layers)
-    most = most_spans(MOST_ROWS, config.context_length, stages.threads)
+    most = most_spans(MOST_ROWS, context, stages.threads)
     chunks = -(-rows["columns"] // rows["chunk"])
 
     def buffer(width: int) -> NDArray[np.float32]:

@@ -160,6 +160,7 @@ def described(llm: "LLM", config: ServerConfig | None = None) -> ModelInfo:
         default_sampling=sampling,
         sampling_sources=sources,
         weight_bytes=llm.weight_bytes,
+        sessions={str(length): count for length, count in llm.sequences_by_length.items()},
     )
 
 

@@ -113,6 +113,7 @@ class ModelInfo:
     settings: max_sequences, and the settings of cache and scheduler that the engine uses.
     default_sampling: values of sampling fields that a request leaves out. sampling_sources: where each comes from.
     weight_bytes: what the model's weights take in memory; 0 if unknown.
+    sessions: how many sequences run at once, by their tokens as text; {} if the engine does not say.
     """
 
     model: str
@@ -125,6 +126,7 @@ class ModelInfo:
     default_sampling: dict[str, int | float] = field(default_factory=dict)
     sampling_sources: dict[str, str] = field(default_factory=dict)
     weight_bytes: int = 0
+    sessions: dict[str, int] = field(default_factory=dict)
 
     def stats(self) -> dict[str, Any]:
         """Return the fields for /stats, with the limits merged into the others."""

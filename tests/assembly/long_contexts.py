@@ -1,0 +1,71 @@
+"""Measures the memory of engines with long contexts, in a process of its own: `python -m tests.assembly.long_contexts`.
+
+Prints JSON: the bytes that this process has grown by. An engine with short contexts has run before, so that libraries
+and allocators have their memory.
+"""
+
+import json
+import resource
+import sys
+from dataclasses import replace
+
+import psutil
+import torch
+
+from gradus.assembly.final import EngineConfig, build
+from gradus.engine.engine import Engine
+from gradus.engine.request import ModelLimits, Request, SamplingParams
+from gradus.models import Model, create_model, randomize
+from gradus.models.config import ModelConfig
+from gradus.models.shapes import SHAPES
+
+CONTEXT, SEQUENCES, PROMPT = 131_072, 256, 32_768
+TINY = SHAPES["tiny-gemma3"]
+
+
+def shape(context: int) -> ModelConfig:
+    """A layer with a window of 16 tokens, and one that sees everything."""
+    return replace(TINY, context_length=context, num_layers=2, windows=TINY.windows[:2], ropes=TINY.ropes[:2])
+
+
+def model_of(context: int) -> Model:
+    model = create_model(shape(context), dtype=torch.float32)
+    randomize(model)
+    return model
+
+
+def engine_of(model: Model, **settings) -> Engine:
+    context = model.config.context_length
+    usual = {"cache_tokens": 2 * context, "kernels": False, "graphs": False}
+    return build(model, EngineConfig(ModelLimits(model.config.vocab_size, context), **usual | settings))
+
+
+def run(engine: Engine, tokens: int) -> None:
+    prompt = [number * 7 % TINY.vocab_size for number in range(tokens)]
+    engine.submit(Request.create("a", prompt, SamplingParams(max_tokens=3, ignore_eos=True), engine.limits))
+    while engine.has_work:
+        engine.step()
+
+
+def most_resident() -> int:
+    """The most bytes that this process has held so far. (Linux counts kilobytes, macOS bytes.)"""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def main(what: str) -> None:
+    settings = {"chunked": False} if what == "whole" else {"token_budget": 1024}
+    settings |= {"speculate": "ngram"} if what == "build" else {}
+    run(engine_of(model_of(512), **settings), 64)
+    model = model_of(CONTEXT)
+    before = psutil.Process().memory_info().rss
+    engine = engine_of(model, max_sequences=SEQUENCES, **settings)
+    if what == "build":
+        grown = psutil.Process().memory_info().rss - before
+    else:
+        run(engine, PROMPT)
+        grown = most_resident() - before
+    print(json.dumps({"grown": grown}))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
