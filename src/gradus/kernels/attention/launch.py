@@ -55,7 +55,6 @@ class Launch:
 HOPPER_PAGE = 16
 HOPPER_ROWS = 64  # of a tile, for each warpgroup that multiplies
 EIGHTHS = 7  # of a tile's rows, at least, that must not be empty
-WINDOW_BLOCKS = 8  # of keys, at least, in a window: the first and the last of them are masked
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,19 +62,23 @@ class HopperLaunch(Launch):
     """A shape of `hopper_attention`. One item at once: its tiles are never split.
 
     head_dim: the width of heads that it is for. consumers: warpgroups that multiply, HOPPER_ROWS rows each. stages:
-    blocks of keys and values in shared memory. long, busy: the fewest new tokens of a span, and the least share of the
-    multiprocessors that its rounds of tiles keep busy, with which it is faster than the kernel of every GPU.
+    blocks of keys and values in shared memory. long, busy, window: the fewest new tokens of a span, the least share of
+    the multiprocessors that its rounds of tiles keep busy, and the least window, with which it is faster than the
+    kernel of every GPU.
     """
 
     head_dim: int = 0
     consumers: int = 0
     long: int = 0
     busy: float = 0.0
+    window: int = 0
 
     @staticmethod
-    def of(head_dim: int, *, keys: int, stages: int, consumers: int, long: int, busy: float) -> "HopperLaunch":
+    def of(
+        head_dim: int, *, keys: int, stages: int, consumers: int, long: int, busy: float, window: int
+    ) -> "HopperLaunch":
         rows, warps = HOPPER_ROWS * consumers, 4 * consumers + 1
-        return HopperLaunch(rows, keys, warps, stages, 1, 1, 1, 0, ADDING, head_dim, consumers, long, busy)
+        return HopperLaunch(rows, keys, warps, stages, 1, 1, 1, 0, ADDING, head_dim, consumers, long, busy, window)
 
     @staticmethod
     def padded(group: int) -> int:
@@ -87,7 +90,7 @@ class HopperLaunch(Launch):
 
     def suits(self, group: int, window: int | None) -> bool:
         """Whether few rows of its tiles are empty in groups of that size, and few scores of its blocks masked."""
-        wide = window is None or window >= WINDOW_BLOCKS * self.keys
+        wide = window is None or window >= self.window
         return wide and group <= HOPPER_ROWS and EIGHTHS * self.padded(group) <= 8 * group
 
     def fills(self, counts: Sequence[int], group: int, kv_heads: int, processors: int) -> bool:
@@ -106,9 +109,9 @@ class HopperLaunch(Launch):
 HOPPER_LAUNCHES = {
     each.head_dim: each
     for each in (
-        HopperLaunch.of(64, keys=128, stages=4, consumers=3, long=1536, busy=0.8),
-        HopperLaunch.of(128, keys=64, stages=3, consumers=3, long=512, busy=0.8),
-        HopperLaunch.of(256, keys=64, stages=2, consumers=2, long=512, busy=0.2),
+        HopperLaunch.of(64, keys=128, stages=4, consumers=3, long=1536, busy=0.8, window=1024),
+        HopperLaunch.of(128, keys=64, stages=3, consumers=3, long=512, busy=0.8, window=128),
+        HopperLaunch.of(256, keys=64, stages=2, consumers=2, long=512, busy=0.2, window=512),
     )
 }
 
