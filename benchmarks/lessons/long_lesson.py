@@ -4,7 +4,8 @@
     PYTHONPATH=src:. python3 benchmarks/lessons/long_lesson.py --parts prompts --device cuda --out …
     PYTHONPATH=src:. python3 benchmarks/lessons/long_lesson.py --quick --out /tmp/long_lesson.json
 
-`steps` runs one prompt through p06's engine, in chunks of equal length and cut by p09's `cut`, in turns. `prompts` times
+`steps` runs one prompt through p06's engine, in chunks of equal length and cut by p09's `cut`, in turns. It counts the
+processor's seconds of one thread, which other work on the machine hardly changes. `prompts` times
 the final engine from `LLM.generate` to the first token, one prompt at a time, each of new tokens. A row replaces the
 engine's earlier one for that model; parts that are not asked for stay as the file has them. `--quick` runs all parts
 with a tiny model.
@@ -31,7 +32,7 @@ from gradus.models import Model
 from phases.p09_triton_attention.chunks import Sizes, cut, flops
 
 PHASE, MODEL, TINY = "p06", "random:smollm2-135m", "random:tiny-llama"
-PROMPT, COUNT, RUNS = 8000, 32, 5  # tokens, the chunks that they are cut into, and how often
+PROMPT, COUNT, RUNS = 6000, 24, 3  # tokens, the chunks that they are cut into, and how often
 MODELS, LENGTHS = ("llama-3.2-1b", "llama-3.1-8b"), (8_000, 32_000, 64_000, 120_000)
 ENGINE = "Gradus"
 Chunks = list[tuple[int, int]]
@@ -48,7 +49,7 @@ def ways(sizes: Sizes, prompt: int, count: int) -> dict[str, Chunks]:
 
 
 def run(model: Model, chunks: Chunks, seed: int) -> list[float]:
-    """Run a prompt in these chunks, one per step. Returns the seconds of each step."""
+    """Run a prompt in these chunks, one per step. Returns the processor's seconds of each step."""
     prompt = sum(count for _, count in chunks)
     limits = ModelLimits(model.config.vocab_size, prompt + 1)
     options = EngineOptions(limits, max_sequences=1, token_budget=prompt)
@@ -58,17 +59,18 @@ def run(model: Model, chunks: Chunks, seed: int) -> list[float]:
     engine.submit(Request.create("long", tokens, SamplingParams(max_tokens=1, ignore_eos=True), limits))
     taken, outputs = [], []
     for start, count in chunks:
-        assert start == engine.metrics().prompt_tokens
+        assert start == engine.metrics().rows, "a step is a chunk"
         engine.scheduler.token_budget = count
-        began = time.perf_counter()
+        began = time.process_time()
         outputs += engine.step()
-        taken.append(time.perf_counter() - began)
+        taken.append(time.process_time() - began)
     assert len(outputs) == 1 and not engine.has_work, "the last chunk is sampled from"
     return taken
 
 
 @torch.inference_mode()
 def steps(name: str, prompt: int, count: int, runs: int) -> dict[str, Any]:
+    torch.set_num_threads(1)
     model = load_model(open_checkpoint(name), dtype=torch.float32, device="cpu")
     found = ways(Sizes.of(model.config), prompt, count)
     run(model, found["equal"][:2], 0)

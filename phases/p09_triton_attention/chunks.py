@@ -1,4 +1,4 @@
-"""What a chunk of a long prompt costs, and how to cut a prompt so that no step costs more than a limit.
+"""Count what a chunk of a long prompt costs, and cut a prompt so that no step costs more than a limit.
 
 Cost is counted in FLOPs (a multiplication and an addition are two), as exact integers. Two parts of a layer have them:
 

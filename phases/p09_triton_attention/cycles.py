@@ -1,4 +1,4 @@
-"""What hides behind an attention kernel's products: cycles per score, and the share of the peak that they leave.
+"""Cycles per score of an attention kernel: what hides behind its products, and the share of the peak that is left.
 
 Three kinds of units of a GPU's multiprocessor work on a score. They can work at the same time, if the kernel gives each
 something to do; a kernel that waits for one kind before it starts the next pays for the sum. No torch here.
