@@ -12,7 +12,7 @@ from dataclasses import dataclass
 FLOPS = 4096  # of the matrix units, per cycle and multiprocessor, in bfloat16
 EXPONENTIALS = 16  # of the special-function units, per cycle
 LANES = 128  # other instructions, per cycle
-OTHERS = 3.5  # per score: the largest so far, scale and subtract, the sum, and half of a conversion (two scores at once)
+OTHERS = 3.5  # per score: the largest so far, scale and subtract, the sum, half of a conversion of two scores
 
 
 @dataclass(frozen=True, slots=True)

@@ -136,8 +136,8 @@ CHUNKS = Exercise(
             "Write what c tokens from `start` on cost as a polynomial in c. What is its degree, and where does it meet "
             "the limit?",
             "square · c² + linear · c, with square = 2 · width and linear = 2 · weights + 4 · width · start + square. "
-            "It meets the limit at c = (√(linear² + 4 · square · limit) - linear) / (2 · square). Round down, but never "
-            "to 0. Large numbers have more digits than a float: use math.isqrt, which rounds a root down exactly.",
+            "It meets the limit at c = (√(linear² + 4 · square · limit) - linear) / (2 · square). Round down, but "
+            "never to 0. Large numbers have more digits than a float: math.isqrt rounds a root down exactly.",
             "square = 2 * sizes.width; linear = 2 * sizes.weights + 4 * sizes.width * start + square · return max(1, "
             "(isqrt(linear * linear + 4 * square * limit) - linear) // (2 * square))",
         ),
@@ -149,8 +149,8 @@ CHUNKS = Exercise(
             "chunks.append((start, count)); start += count · return chunks",
         ),
     },
-    text="Count what a chunk of a long prompt costs, and cut a prompt so that no step costs more than a limit. Exactly: "
-    "the next token would be too much.",
+    text="Count what a chunk of a long prompt costs, and cut a prompt so that no step costs more than a limit. "
+    "Exactly: the next token would be too much.",
     why={
         "pairs": (
             "A rectangle and a triangle: all tokens see the keys before the chunk, and within it each sees one more "

@@ -33,14 +33,16 @@ WRONG = {
     "every token costs what the first one does": (
         FILE, ROOT, "max(1, limit // flops(sizes, start, 1))", "4 tokens cost 1000, one too many: 3; yours: 4",
     ),
-    "the limit must not be reached": (FILE, "4 * square * limit)", "4 * square * (limit - 1))", "just 1000: 4; yours: 3"),
+    "the limit must not be reached": (FILE, "* limit)", "* (limit - 1))", "just 1000: 4; yours: 3"),
     "a chunk may be one token too long": (FILE, ROOT, f"1 + {ROOT}", "4 tokens cost just 1000: 4; yours: 5"),
     "a chunk may be empty": (FILE, ROOT, ROOT.replace("max(1,", "max(0,"), "but a prompt must advance: 1; yours: 0"),
     "the root is a float": (
         FILE, ROOT, "max(1, int(((linear**2 + 4 * square * limit) ** 0.5 - linear) / (2 * square)))",
         "Integers stay exact, floats do not",
     ),
-    "the start does not count": (FILE, LINEAR, LINEAR.replace("* start ", "* 0 "), "3 tokens cost just 1140: 3; yours: 4"),
+    "the start does not count": (
+        FILE, LINEAR, LINEAR.replace("* start ", "* 0 "), "3 tokens cost just 1140: 3; yours: 4",
+    ),
     "the triangle's diagonal is left out": (FILE, LINEAR, LINEAR.replace(" + square", ""), "one too many: 3; yours: 4"),
     "the last chunk is as long as the limit allows": (
         FILE, COUNT, "most_tokens(sizes, start, limit)", "the rest 400: [(0, 4), (4, 3), (7, 2), (9, 1)]; yours: ",

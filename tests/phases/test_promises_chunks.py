@@ -133,7 +133,8 @@ def test_rates_are_found_again_from_the_times_that_they_give(phase):
 
 @of("p09")
 @pytest.mark.parametrize(
-    ("measured", "says"), [([(8, 1.0), (8, 1.1)], "1 length gives no two rates"), ([(8, 1.0), (16, 1.5)], "do not grow")]
+    ("measured", "says"),
+    [([(8, 1.0), (8, 1.1)], "1 length gives no two rates"), ([(8, 1.0), (16, 1.5)], "do not grow")],
 )
 def test_times_that_say_nothing_of_two_rates_are_refused(phase, measured, says):
     with pytest.raises(ConfigError, match=says):

@@ -49,8 +49,8 @@ def step_tables(found: dict[str, Any], samples: str) -> list[Part]:
     ]
     return [
         f"**{hardware['processor']}**, one thread, {found['model']} in {found['phase']}, float32, a prompt of "
-        f"{sum(count for _, count, _ in whole):,} tokens. Seconds of the processor, the shortest of {runs} runs of each "
-        f"step. {samples}",
+        f"{sum(count for _, count, _ in whole):,} tokens. Seconds of the processor, the shortest of {runs} runs of "
+        f"each step. {samples}",
         (header, rows),
         f"Of equal length, a step takes {shown(begin)} s + {shown(1000 * slope)} s for each 1,000 positions before it. "
         f"Attention takes as long as everything else at position {begin / slope:,.0f}; by FLOPs, at "

@@ -47,7 +47,8 @@ def chunks() -> Drawing:
     fitted = [(LEFT + (RIGHT - LEFT) * s / end, 186 - HIGH * (begin + slope * s) / most) for s in (0, equal[-1][0])]
     drawing.arrow(*fitted, head=False, dashed=True)
     for tick in range(0, end + 1, 2000):
-        drawing.words(LEFT + (RIGHT - LEFT) * tick / end, 422, f"{tick:,}", size=15, anchor="middle" if tick else "start")
+        x, anchor = LEFT + (RIGHT - LEFT) * tick / end, "start" if tick == 0 else "end" if tick == end else "middle"
+        drawing.words(x, 422, f"{tick:,}", size=15, anchor=anchor)
     drawing.words(RIGHT, 446, "position in the prompt", anchor="end")
     drawing.words(LEFT, 446, "A bar is a step: as wide as its chunk, as high as its seconds.")
     drawing.words(LEFT, 468, "Dashed: the fitted line, a + b · position.")
