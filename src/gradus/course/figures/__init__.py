@@ -7,8 +7,7 @@ Read in this order:
     scene.py, architecture.py              the README; the page that follows a token
     paging.py, prefix.py, budget.py        p04, p05, p06
     quantization.py, speculation.py        p07, p08
-    kernels.py, long.py                    p09
-    graphs.py, timeline.py                 p10
+    kernels.py, graphs.py, timeline.py     p09, p10
     structured/                            p11
     parallel/                              p12
     serving/                               p13
