@@ -53,6 +53,8 @@ WRONG = {
     "a prompt always begins at 0": (
         FILE, "    chunks = []\n", "    chunks = []\n    start = 0\n", "limit 5000: the limit allows more than is left",
     ),
+    "the start stays where it is": (FILE, "start += count", "start += 0", "cut goes on and on"),
+    "an empty chunk follows the last one": (FILE, "while start < end:", "while start <= end:", "cut goes on and on"),
     "the rest is left out": (
         FILE, "while start < end:", "while start + most_tokens(sizes, start, limit) <= end:", "the rest 400",
     ),
