@@ -1,6 +1,6 @@
 """The promises of p09's second page: a chunk's FLOPs to the last one, and a prompt cut to the token.
 
-Each case is small enough to work out by hand, but for those that ask whether large numbers stay exact.
+Each case is small enough to work out by hand, except where large numbers must stay exact.
 """
 
 import pytest
