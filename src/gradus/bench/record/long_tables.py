@@ -36,26 +36,25 @@ def step_tables(found: dict[str, Any], samples: str) -> list[Part]:
     hardware, taken = found["hardware"], {way: steps(found, way) for way in WAYS}
     runs, whole = len(found["steps"]["equal"]["seconds"]), taken["equal"]
     begin, slope = line(whole)
-    header = ["chunks", "tokens, first and last", "s, first and last", "s, longest", "s, all steps"]
-    rows = [
-        [
-            f"{len(one)} {WAYS[way]}",
-            f"{one[0][1]}, {one[-1][1]}",
-            f"{shown(one[0][2])}, {shown(one[-1][2])}",
-            shown(max(took for *_, took in one)),
-            shown(sum(took for *_, took in one)),
-        ]
-        for way, one in taken.items()
-    ]
+    header = ["chunks", "tokens", "s, shortest and longest", "longest over shortest", "s, all steps"]
+    rows = [_way_row(f"{len(one)} {WAYS[way]}", one) for way, one in taken.items()]
     return [
         f"**{hardware['processor']}**, one thread, {found['model']} in {found['phase']}, float32, a prompt of "
         f"{sum(count for _, count, _ in whole):,} tokens. Seconds of the processor, the shortest of {runs} runs of "
-        f"each step. {samples}",
+        f"each step; all but the last chunk, which has the rest, are compared. {samples}",
         (header, rows),
         f"Of equal length, a step takes {shown(begin)} s + {shown(1000 * slope)} s for each 1,000 positions before it. "
         f"Attention takes as long as everything else at position {begin / slope:,.0f}; by FLOPs, at "
         f"{_chunks().even(_sizes(found['model'])):,.0f}.",
     ]
+
+
+def _way_row(name: str, chunks: Steps) -> list[str]:
+    sizes, times = zip(*((count, took) for _, count, took in chunks[:-1]), strict=True)
+    between = f"{max(sizes)} to {min(sizes)}" if len(set(sizes)) > 1 else str(sizes[0])
+    total = sum(took for *_, took in chunks)
+    shortest, longest = min(times), max(times)
+    return [name, between, f"{shown(shortest)}, {shown(longest)}", f"{longest / shortest:.1f}", shown(total)]
 
 
 def prompt_tables(found: dict[str, Any], samples: str) -> list[Part]:
@@ -72,13 +71,22 @@ def prompt_tables(found: dict[str, Any], samples: str) -> list[Part]:
         again = [shown(length / _chunks().seconds(sizes, length, fitted)) for length, _ in measured]
         speeds.append([name, *(f"{shown(n / took)} ({back})" for (n, took), back in zip(measured, again, strict=True))])
         rates.append([name, *(shown(rate / 1e12) for rate in (fitted.matrices, fitted.attention)), row["gpu"]])
-    notes = " ".join(dict.fromkeys(f"{row['engine']}: {row['note']}." for row in rows if "note" in row))
+    notes = " ".join(f"{', '.join(names)}: {note}." for note, names in _noted(rows).items())
     return [
         f"Tokens of a prompt per second, alone, by its length: measured (and from the two rates). {notes} {samples}",
         (["", *(f"{length:,}" for length in lengths)], speeds),
         "The rates that explain them:",
         (["", "products, TFLOP/s", "attention, TFLOP/s", "GPU"], rates),
     ]
+
+
+def _noted(rows: list[dict[str, Any]]) -> dict[str, list[str]]:
+    """The rows' notes on where their numbers come from, each with the names of its rows."""
+    found: dict[str, list[str]] = {}
+    for row in rows:
+        if "note" in row:
+            found.setdefault(row["note"], []).append(f"{row['engine']} with {row['model']}")
+    return found
 
 
 def _chunks() -> Any:
