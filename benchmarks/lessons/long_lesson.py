@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from gradus import LLM, SamplingParams, phases
+from gradus.bench.measure import gpu
 from gradus.bench.measure.fingerprint import commit, fingerprint
 from gradus.bench.run.script import ran
 from gradus.bench.statistics import median, significant
@@ -88,7 +89,7 @@ def steps(name: str, prompt: int, count: int, runs: int) -> dict[str, Any]:
 def prompts(name: str, lengths: tuple[int, ...], device: str, runs: int) -> dict[str, Any]:
     """Time prompts from `generate` to the first token. `tok_s` has the tokens of a prompt over the median seconds."""
     row: dict[str, Any] = {"engine": ENGINE, "model": name.removeprefix("random:")}
-    row["gpu"] = fingerprint(torch.device(device), quick=True)["hardware"].get("gpu", "none")
+    row["gpu"] = gpu.describe(0)["gpu"] if device == "cuda" else "none"
     dtype = "bfloat16" if device == "cuda" else "float32"
     one, draw = SamplingParams(max_tokens=1, ignore_eos=True), Random(name)
     with LLM(name, device=device, dtype=dtype, context_length=max(lengths) + 16, max_sequences=1) as llm:

@@ -69,7 +69,9 @@ def test_equal_chunks_take_ever_longer_and_chunks_of_equal_cost_less_so():
     assert begin / slope < even(Sizes.of(SHAPES[FOUND["model"]])), "the even position comes sooner than FLOPs say"
     equal, cut = (max(times) / min(times) for times in ([took for *_, took in one[:-1]] for one in (EQUAL, CUT)))
     assert 1.2 * cut < equal
-    assert f"longest takes {cut:.1f} times as long as the shortest, where with equal lengths it was {equal:.1f}" in WORDS
+    assert (
+        f"longest takes {cut:.1f} times as long as the shortest, where with equal lengths it was {equal:.1f}" in WORDS
+    )
     assert all(before[1] > after[1] for before, after in pairwise(CUT))
 
 
