@@ -43,7 +43,7 @@ def step_tables(found: dict[str, Any], samples: str) -> list[Part]:
         f"{sum(count for _, count, _ in whole):,} tokens. Seconds of the processor, the shortest of {runs} runs of "
         f"each step; all but the last chunk, which has the rest, are compared. {samples}",
         (header, rows),
-        f"Of equal length, a step takes {shown(begin)} s + {shown(1000 * slope)} s for each 1,000 positions before it. "
+        f"A step of equal length takes {shown(begin)} s + {shown(1000 * slope)} s for each 1,000 positions before it. "
         f"Attention takes as long as everything else at position {begin / slope:,.0f}; by FLOPs, at "
         f"{_chunks().even(_sizes(found['model'])):,.0f}.",
     ]
