@@ -1,6 +1,7 @@
-"""The student writes add and norm in one pass, the online softmax, and its division among programs.
+"""The student writes add and norm in one pass, the online softmax, and its division among programs; and, for the second
+page, what a chunk of a long prompt costs.
 
-No GPU is needed: Triton interprets.
+No GPU is needed: Triton interprets. The second page needs no Triton either.
 """
 
 from gradus.exercises import Exercise
@@ -110,4 +111,69 @@ SPLITS = Exercise(
     run=True,
 )
 
-EXERCISES = (NORM, SOFTMAX, SPLITS)
+CHUNKS = Exercise(
+    file="phases/p09_triton_attention/chunks.py",
+    functions={
+        "pairs": (
+            "The token at position p sees p + 1 keys. Which are the least and the greatest of these numbers in the "
+            "chunk?",
+            "Each of the tokens sees the `start` keys before the chunk: count times start. Within the chunk the first "
+            "sees one key, itself, the next sees two, and so on up to `count`.",
+            "return count * start + count * (count + 1) // 2",
+        ),
+        "flops": (
+            "A multiplication and an addition are two FLOPs. How many products does a pair take part in?",
+            "Each token is multiplied by all weights: 2 FLOPs for each. Each pair takes one product with a key and one "
+            "with a value, as long as a head is, in all heads and layers: 4 FLOPs for each number of `width`.",
+            "return 2 * sizes.weights * count + 4 * sizes.width * pairs(start, count)",
+        ),
+        "even": (
+            "What does one token at position p cost, of either kind? (Not the whole prompt up to it.)",
+            "Its weights take 2 · weights FLOPs, its p keys 4 · width · p. For which p are these equal?",
+            "return sizes.weights / (2 * sizes.width)",
+        ),
+        "most_tokens": (
+            "Write what c tokens from `start` on cost as a polynomial in c. What is its degree, and where does it meet "
+            "the limit?",
+            "square · c² + linear · c, with square = 2 · width and linear = 2 · weights + 4 · width · start + square. "
+            "It meets the limit at c = (√(linear² + 4 · square · limit) - linear) / (2 · square). Round down, but "
+            "never to 0. Large numbers have more digits than a float: math.isqrt rounds a root down exactly.",
+            "square = 2 * sizes.width; linear = 2 * sizes.weights + 4 * sizes.width * start + square · return max(1, "
+            "(isqrt(linear * linear + 4 * square * limit) - linear) // (2 * square))",
+        ),
+        "cut": (
+            "Where does the next chunk start, and how long may it be from there on? What about the last one?",
+            "While `start` is before `end`: a chunk as long as `most_tokens` says, but not beyond `end`. Then go on "
+            "behind it. Chunks get shorter, since each starts at a later position.",
+            "chunks = [] · while start < end: count = min(most_tokens(sizes, start, limit), end - start); "
+            "chunks.append((start, count)); start += count · return chunks",
+        ),
+    },
+    text="Count what a chunk of a long prompt costs, and cut a prompt so that no step costs more than a limit. "
+    "Exactly: the next token would be too much.",
+    why={
+        "pairs": (
+            "A rectangle and a triangle: all tokens see the keys before the chunk, and within it each sees one more "
+            "than the last. Chunks of a prompt therefore have as many pairs together as the whole prompt."
+        ),
+        "flops": (
+            "The two kinds of work stay apart, because a machine does them at different rates. Both are counted in "
+            "integers, so a limit can be met exactly."
+        ),
+        "even": (
+            "One number says what a long prompt is for a model: far below it attention hardly matters, far beyond it "
+            "little else does. It grows with the width of the layers, since weights grow with its square."
+        ),
+        "most_tokens": (
+            "The cost is a parabola in the chunk's length, so the longest chunk is a root of it, and no search is "
+            "needed. The integer root rounds down as the division after it does, so the result is exact."
+        ),
+        "cut": (
+            "Only the start moves. That the last chunk ends with the prompt, and that a prompt may begin behind a "
+            "prefix from the cache, needs no case of its own."
+        ),
+    },
+    alone="tests/phases/test_promises_chunks.py",
+)
+
+EXERCISES = (NORM, SOFTMAX, SPLITS, CHUNKS)

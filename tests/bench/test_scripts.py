@@ -95,6 +95,37 @@ def test_experts_stand_with_what_was_counted_timed_and_lost(page):
     assert ["4 of 8", "50 %", "1,234.5", "50 %", "1,234.5"] in cells(text)
 
 
+def test_a_long_prompts_chunks_stand_with_the_shortest_run_of_each(page):
+    """Chunks of 30 tokens that take 1 s, and 0.02 s more for each position before them."""
+    seconds = [[1.0, 9.0, 2.2], [1.5, 1.6, 2.9]]
+    equal = {"chunks": [[0, 30], [30, 30], [60, 30]], "seconds": seconds}
+    cut = {"chunks": [[0, 50], [50, 30], [80, 10]], "seconds": [[3.0, 2.0, 0.2], [2.0, 2.5, 0.1]]}
+    found = {"hardware": {"processor": "A", "cores": "2"}, "model": "smollm2-135m", "phase": "p06"}
+    found |= {"steps": {"equal": equal, "cut": cut}}
+    file = page.parents[1] / "benchmarks/lessons/long_lesson.json"
+    file.write_text(json.dumps(found))
+    text = refreshed(page)
+    assert "**A**, one thread, smollm2-135m in p06, float32, a prompt of 90 tokens." in text
+    assert ["3 of equal length", "30", "1, 1.6", "1.6", "4.8"] in cells(text)
+    assert ["3 of equal cost", "50 to 30", "2, 2", "1.0", "4.1"] in cells(text)
+    assert "takes 1 s + 20 s for each 1,000 positions" in text and "at position 50; by FLOPs, at 3,072" in text
+    assert "Tokens of a prompt per second" not in text
+
+
+def test_whole_prompts_stand_with_the_rates_that_explain_them(page):
+    """2 · 106,168,320 FLOPs per token at 2.12e12/s are 0.1 ms; 2 · 17,280 per pair at 3.456e12/s are 0.01 µs."""
+    row = {"engine": "E", "model": "smollm2-135m", "gpu": "G", "note": "hearsay"}
+    row["tok_s"] = {str(n): 1 / (1e-4 + 1e-8 * n) for n in (1000, 10_000)}
+    found = {"hardware": {"processor": "A", "cores": "2"}, "model": "smollm2-135m", "phase": "p06", "prompts": [row]}
+    chunks = {"chunks": [[0, 30], [30, 30]], "seconds": [[1.0, 2.0]]}
+    found["steps"] = {"equal": chunks, "cut": chunks}
+    (page.parents[1] / "benchmarks/lessons/long_lesson.json").write_text(json.dumps(found))
+    text = refreshed(page)
+    assert "E with smollm2-135m: hearsay." in text
+    assert ["E, smollm2-135m", "9,091 (9,090)", "5,000 (5,000)"] in cells(text)
+    assert ["E, smollm2-135m", "2.12", "3.46", "G"] in cells(text)
+
+
 def test_agents_stand_with_what_their_sessions_left(page):
     """Losses are shown: a task that no session passed, invalid calls, sessions that ran out of time or failed."""
     session = {

@@ -499,6 +499,30 @@ FOLLOWED = {
             return tl.sum(seen * shrink[:, None], 0) / tl.where(total == 0.0, 1.0, total)
         """,
     },
+    "phases/p09_triton_attention/chunks.py": {
+        "pairs": """
+            return count * start + count * (count + 1) // 2
+        """,
+        "flops": """
+            return 2 * sizes.weights * count + 4 * sizes.width * pairs(start, count)
+        """,
+        "even": """
+            return sizes.weights / (2 * sizes.width)
+        """,
+        "most_tokens": """
+            square = 2 * sizes.width
+            linear = 2 * sizes.weights + 4 * sizes.width * start + square
+            return max(1, (isqrt(linear * linear + 4 * square * limit) - linear) // (2 * square))
+        """,
+        "cut": """
+            chunks = []
+            while start < end:
+                count = min(most_tokens(sizes, start, limit), end - start)
+                chunks.append((start, count))
+                start += count
+            return chunks
+        """,
+    },
     "phases/p10_cuda_graphs/scheduler.py": {
         "PlanningAhead.advance": """
             if self.length(sequence) < sequence.longest:

@@ -8,6 +8,8 @@ The seconds per unit of cost, the pace, are measured at every step with prompts.
 
 The estimate errs on the short side: a step's whole time counts as its tokens', although a step of few tokens takes
 nearly as long as one of a single token. So a slow step is believed the less, the shorter it was.
+
+The teaching twin of `cost` and `tokens`, in FLOPs, is phases/p09_triton_attention/chunks.py.
 """
 
 import math

@@ -11,6 +11,7 @@ from typing import Any
 
 from gradus.bench.record.agent_tables import agent_tables
 from gradus.bench.record.goodput_tables import goodput_parts, users_parts
+from gradus.bench.record.long_tables import prompt_tables, step_tables
 from gradus.bench.record.metrics import percent, shown
 from gradus.bench.record.study import Part
 from gradus.bench.statistics import median
@@ -33,13 +34,15 @@ def command(name: str) -> str:
 
 
 EXPERTS = ("experts-lesson-choices", "experts-lesson-times", "experts-lesson-quality")
-"""Blocks of one page, from one file."""
-LESSONS = ("masks", "masks-steps", "serving-lesson", "load-lesson", "parallel-lesson", *EXPERTS)
+LONG = ("long-lesson-steps", "long-lesson-prompts")
+"""Blocks of one page, each group from one file."""
+LESSONS = ("masks", "masks-steps", "serving-lesson", "load-lesson", "parallel-lesson", *EXPERTS, *LONG)
 """Scripts with files in `benchmarks/lessons`."""
 
 
 def _stem(name: str) -> str:
-    stem = "experts_lesson" if name in EXPERTS else name.removesuffix("-users").replace("-", "_")
+    shared = {**dict.fromkeys(EXPERTS, "experts_lesson"), **dict.fromkeys(LONG, "long_lesson")}
+    stem = shared.get(name) or name.removesuffix("-users").replace("-", "_")
     return f"lessons/{stem}" if name in LESSONS else stem
 
 
@@ -202,6 +205,8 @@ SCRIPTS: dict[str, Callable[[dict[str, Any], str], list[Part]]] = {
     "experts-lesson-choices": _experts_choices,
     "experts-lesson-times": _experts_times,
     "experts-lesson-quality": _experts_quality,
+    "long-lesson-steps": step_tables,
+    "long-lesson-prompts": prompt_tables,
     "agents": agent_tables,
     "goodput": goodput_parts,
     "goodput-users": users_parts,

@@ -67,6 +67,7 @@ FIGURES = [
     Figure("phases/p09_triton_attention/figures/items.svg", kernels.items),
     Figure("phases/p09_triton_attention/figures/grid.svg", kernels.grid),
     Figure("phases/p09_triton_attention/figures/layer.svg", kernels.layer),
+    Figure("phases/p09_triton_attention/figures/chunks.svg", kernels.chunks),
     Figure("phases/p10_cuda_graphs/figures/replay.svg", graphs.replay),
     Figure("phases/p10_cuda_graphs/figures/inside.svg", graphs.inside),
     Figure("phases/p10_cuda_graphs/figures/overlap.svg", graphs.overlap),

@@ -1,0 +1,140 @@
+"""The script behind p09's second page runs; its recorded file matches the present chunks, and bears out the page."""
+
+import json
+import re
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.lessons import long_lesson as script
+from gradus.bench.record.long_tables import line, prompt_tables, steps
+from gradus.models.shapes import SHAPES
+from phases.p09_triton_attention.chunks import Sizes, even, flops, most_tokens
+from phases.p09_triton_attention.cycles import per_score, reached
+from tests.phases.conftest import tiny_model
+
+ROOT = Path(script.__file__).parents[2]
+FOUND = json.loads((ROOT / "benchmarks/lessons/long_lesson.json").read_text(encoding="utf-8"))
+PAGE = (ROOT / "phases/p09_triton_attention/long.md").read_text(encoding="utf-8")
+WORDS = " ".join(PAGE.split())
+EQUAL, CUT = (steps(FOUND, way) for way in ("equal", "cut"))
+
+
+def test_a_step_runs_one_chunk_and_the_last_one_is_sampled_from():
+    model = tiny_model("tiny-llama")
+    found = script.ways(Sizes.of(model.config), 50, 4)
+    assert found["equal"] == [(0, 13), (13, 13), (26, 13), (39, 11)]
+    assert found["cut"][0][1] > found["cut"][-2][1], "later chunks are shorter"
+    for chunks in found.values():
+        assert len(script.run(model, chunks, 0)) == len(chunks)
+
+
+def test_a_new_row_replaces_the_same_engines_for_the_same_model():
+    rows = [{"engine": "vLLM", "model": "a"}, {"engine": "Gradus", "model": "a"}]
+    new = {"engine": "Gradus", "model": "a", "tok_s": {}}
+    assert script.replaced(rows, new) == [rows[0], new]
+    other = {"engine": "Gradus", "model": "b"}
+    assert script.replaced(rows, other) == [*rows, other] and script.replaced([], new) == [new]
+
+
+@pytest.mark.stress
+def test_a_quick_look_measures_both_parts(tmp_path, monkeypatch):
+    out, threads = tmp_path / "long.json", torch.get_num_threads()
+    monkeypatch.setattr(sys, "argv", ["long_lesson.py", "--quick", "--commit", "abc", "--out", str(out)])
+    try:
+        script.main()
+    finally:
+        torch.set_num_threads(threads)
+    found = json.loads(out.read_text())
+    (row,) = found["prompts"]
+    assert (found["model"], row["model"], set(row["tok_s"])) == ("tiny-llama", "tiny-llama", {"40", "80", "160"})
+    assert all(took > 0 for one in found["steps"].values() for run in one["seconds"] for took in run)
+
+
+def test_what_was_kept_is_of_the_present_chunks():
+    assert f"random:{FOUND['model']}" == script.MODEL and FOUND["phase"] == script.PHASE
+    wanted = script.ways(Sizes.of(SHAPES[FOUND["model"]]), script.PROMPT, script.COUNT)
+    assert {way: list(map(tuple, one["chunks"])) for way, one in FOUND["steps"].items()} == wanted
+
+
+# -- what the page says ------------------------------------------------------------------------------------------------
+
+
+def test_equal_chunks_take_ever_longer_and_chunks_of_equal_cost_less_so():
+    begin, slope = line(EQUAL)
+    assert all(took == pytest.approx(begin + slope * start, rel=0.2) for start, _, took in EQUAL)
+    assert begin / slope < even(Sizes.of(SHAPES[FOUND["model"]])), "the even position comes sooner than FLOPs say"
+    equal, cut = (max(times) / min(times) for times in ([took for *_, took in one[:-1]] for one in (EQUAL, CUT)))
+    assert 1.2 * cut < equal
+    assert (
+        f"longest takes {cut:.1f} times as long as the shortest, where with equal lengths it was {equal:.1f}" in WORDS
+    )
+    assert all(before[1] > after[1] for before, after in pairwise(CUT))
+
+
+def test_the_answers_are_what_the_recording_shows():
+    part = PAGE.partition("### Ask the recording")[2].partition("</details>")[0]
+    begin, slope = line(EQUAL)
+    start, rest, took = CUT[-1]
+    wanted = [str(CUT[0][1]), str(CUT[-2][1]), f"{took:.1f}"]
+    assert re.findall(r"\*\*([\d.]+)\*\*", part) == wanted
+    assert f"the rest of the prompt, {rest} tokens" in " ".join(part.split())
+    assert f"there take {(begin + slope * start) * rest / EQUAL[0][1]:.2f} s" in " ".join(part.split())
+
+
+def test_half_of_a_heads_numbers_cost_more_than_half():
+    found = json.loads((ROOT / "benchmarks/kernels/paged_attention.json").read_text(encoding="utf-8"))["rows"]
+    half, whole = (
+        next(row for row in found if (row["shape"], row["step"]) == (shape, "prefill 8192"))
+        for shape in ("llama-3.2-1b", "llama-3.1-8b")
+    )
+    sizes = [SHAPES[row["shape"]] for row in (half, whole)]
+    assert [(one.num_heads, one.num_kv_heads, one.head_dim) for one in sizes] == [(32, 8, 64), (32, 8, 128)]
+    assert f"{half['us'] / 1e3:.2f} ms per layer and {whole['us'] / 1e3:.2f} ms" in WORDS
+    ratio = half["us"] / whole["us"]
+    assert f"{ratio:.0%}".replace("%", " %") + " of the time for half of the numbers" in WORDS
+    assert 0.5 < ratio < per_score(64).in_turn / per_score(128).in_turn
+    rates = [row["tflop_s"] for row in (half, whole)]
+    assert f"at {rates[0]:.0f} and {rates[1]:.0f} TFLOP/s. Of the 775" in WORDS
+    shares = [rate / 775 for rate in rates]
+    assert f"that is {shares[0]:.0%} and {shares[1]:.0%}".replace("%", " %") in WORDS
+    for head, share in zip((64, 128), shares, strict=True):
+        assert reached(head, overlapped=False) < share < reached(head, overlapped=True)
+
+
+def test_hopper_s_kernel_is_between_its_bounds():
+    race = json.loads((ROOT / "benchmarks/answered/prefill_hopper.json").read_text(encoding="utf-8"))
+    assert race["rates"]["bfloat16_tflop_s"] == 775
+    design = (ROOT / "docs/design/p09.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| (`hopper_attention`|in turns) \| (.*) \|$", design, re.MULTILINE))
+    rates = [float(found) for row in rows.values() for found in re.findall(r"\d+", row)]
+    assert {565.0, 628.0} <= set(rates)
+    assert "reaches 565 to 628 TFLOP/s with 128, 73 % to 81 %" in WORDS
+    assert (round(565 / 7.75), round(628 / 7.75)) == (73, 81)
+
+
+def test_the_predictions_are_answered_by_the_formulas():
+    small, large = (Sizes.of(SHAPES[name]) for name in ("llama-3.2-1b", "llama-3.1-8b"))
+    assert even(large) == 26_624 and 2 * even(small) == 29_696
+    assert most_tokens(small, 100_000, flops(small, 0, 8192)) == 1343 and "3. 1,343. A prompt" in WORDS
+    tokens = 2 * sum(SHAPES["llama-3.2-1b"].layer(layer).kv_width for layer in range(16)) * 2
+    assert tokens == 32_768 and round(120_000 * tokens / 1e9, 1) == 3.9
+    assert round((2.47e9 + 120_000 * tokens) / 4.3e12 * 1e3, 1) == 1.5
+    assert (
+        round(flops(small, 120_000, 1) / 1e9, 1) == 17.7 and round(flops(small, 120_000, 1) / 600e12 * 1e3, 2) == 0.03
+    )
+    assert flops(small, 0, 128_000) / flops(small, 0, 32_000) == pytest.approx(10, rel=0.05)
+
+
+def test_two_rates_give_measured_prompts_back():
+    """The claim that two rates explain whole prompts: within 5 %."""
+    if not FOUND.get("prompts"):
+        pytest.skip("no GPU's prompts are recorded")
+    _, (_, rows), _, (_, rates) = prompt_tables(FOUND, "")
+    cells = [re.fullmatch(r"([\d,.]+) \(([\d,.]+)\)", cell) for row in rows for cell in row[1:]]
+    pairs = [[float(number.replace(",", "")) for number in cell.groups()] for cell in cells]
+    assert all(given == pytest.approx(back, rel=0.05) for given, back in pairs)
+    assert len(rates) == len(rows) == len(FOUND["prompts"])
