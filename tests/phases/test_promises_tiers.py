@@ -123,6 +123,16 @@ def test_where_host_memory_is_full_ends_of_paths_leave_first(phase):
 
 
 @of("p05")
+def test_making_room_for_a_page_pushes_out_none_that_is_about_to_come_up(phase):
+    """Both tiers are full: b's four pages are above, a's three below. For each that comes up, one moves down."""
+    cache = cache_of(pages=4, host_pages=3)
+    serve(cache, A)
+    serve(cache, [*B, 1, 2, 3, 4])
+    found = serve(cache, [*A, 1])
+    assert found == 12, f"a's pages come up in exchange for b's, so a finds all its 12 tokens; yours finds {found}"
+
+
+@of("p05")
 def test_a_hit_below_makes_a_page_the_most_recently_used(phase):
     """Room for 6 pages below: a's and b's. a is used again before c's pages come down, so b's leave."""
     cache = cache_of(pages=4, host_pages=6)
@@ -213,6 +223,12 @@ def test_a_page_that_is_not_full_is_found_in_no_tier(phase):
     serve(cache, [*B, 1])
     found = serve(cache, [*A, 1])
     assert found == 8, f"a's first 11 tokens fill two pages: 8; yours finds {found}"
+    cache = cache_of(pages=4, host_pages=8)
+    cache.admit("a", A, None)
+    cache.reserve("a", 7)  # a chunk: the second page has three of its tokens
+    cache.publish("a", A, None)
+    named = len(cache.names)
+    assert named == 1, f"a has stored 7 of its 12 tokens, and one full page gets a name; yours gave {named}"
 
 
 @of("p05")
