@@ -1,8 +1,8 @@
 """Measure p05's tiers: the first token of a session whose pages were evicted, computed again, fetched, or found.
 
     PYTHONPATH=src:. python3 benchmarks/lessons/tiers_lesson.py --out benchmarks/lessons/tiers_lesson.json
-    PYTHONPATH=src:. python3 benchmarks/lessons/tiers_lesson.py --device cuda --dtype bfloat16 --model random:llama-3.2-1b \\
-        --lengths 2000 8000 --out FILE
+    PYTHONPATH=src:. python3 benchmarks/lessons/tiers_lesson.py --device cuda --dtype bfloat16 \\
+        --model random:llama-3.2-1b --lengths 2000 8000 --out FILE
     PYTHONPATH=src:. python3 benchmarks/lessons/tiers_lesson.py --quick --out FILE
 
 The three take turns, and each cell is a median. Random weights will do: only the time is read. `table` is what the

@@ -99,6 +99,10 @@ class TieredCache(PrefixCache):
         super().forget()
         self.host.clear()
 
+    def tiers(self) -> tuple[dict[int, Name], tuple[Name, ...]]:
+        """For probes: the name of each page in the tree, and those of the pages below, least recently used first."""
+        return dict(self.names), tuple(self.host)
+
     def check(self) -> None:
         """Check as p05 does; a page is in one tier, and no page of the host has lost the one before it."""
         super().check()
