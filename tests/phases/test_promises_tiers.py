@@ -1,7 +1,7 @@
 """The promises of p05's second tier: an evicted page is found again in host memory, until it is the least useful one.
 
-Most of these drive the cache alone. Pages have 4 positions, and where a model would compute a page, a number is stored
-on it that only its own tokens, those before it and the salt give.
+Most tests drive the cache alone. Pages have 4 positions. Where a model would compute a page, the tests store a number on
+it, made from its own tokens, all tokens before it, and the salt.
 """
 
 import zlib
@@ -34,7 +34,7 @@ def cache_of(pages: int, host_pages: int) -> Any:
 
 
 def number(tokens: Sequence[int], salt: object) -> float:
-    """What is stored on the last page of `tokens`."""
+    """Make the number that is stored on the last page of `tokens`."""
     return float(zlib.crc32(repr((salt, list(tokens))).encode()) % 65_521)
 
 
@@ -233,7 +233,7 @@ def test_a_page_that_is_not_full_is_found_in_no_tier(phase):
 
 @of("p05")
 def test_no_more_is_fetched_than_the_pool_has_room_for(phase):
-    """Six pages, of which a running sequence holds four: two of a's three can come up."""
+    """A running sequence holds four of the six pages, so two of a's three can come up."""
     cache = cache_of(pages=6, host_pages=8)
     serve(cache, [*A, 1])
     while cache.pool.idle:
@@ -271,7 +271,7 @@ def test_what_is_forgotten_is_forgotten_in_both_tiers(phase):
 
 # -- as one line in the order of last use ---------------------------------------------------------------------------
 
-TEXTS = st.lists(st.integers(0, 1), min_size=1, max_size=5)  # of pages: 0 or 1 stands for a page's four tokens
+TEXTS = st.lists(st.integers(0, 1), min_size=1, max_size=5)  # one number per page, 0 or 1, for its four tokens
 
 
 @pytest.mark.hypothesis

@@ -11,12 +11,13 @@
 The conformance tests read engines only through it, and the X-ray draws from it. So a student's engine may be built in
 any way, as long as its parts have the following methods and attributes.
 
-**A cache** may have up to three methods, and leaves out those that do not apply to it:
+**A cache** may have up to four methods, and leaves out those that do not apply to it:
 
     def tables(self, id) -> Tables            # the sequence's block tables: one tuple of pages per layer group;
                                               # () for an unknown sequence
     def pages(self) -> PageCounts             # PageCounts(total, held, idle, free)
     def tree(self) -> tuple[TreeNode, ...]    # the top nodes: TreeNode(tokens, pages, children)
+    def tiers(self) -> Tiers                  # over host memory: the names of pages in the tree and below it
 
 `Tables`, `PageCounts` and `TreeNode` are in gradus/cache/inspection.py. A cache without pages (p00 to p03) has none of
 the three methods, a cache without a prefix index (p04) has no `tree`. All three only read: calling them changes
