@@ -1,7 +1,7 @@
 """The promises of p05's second tier: an evicted page is found again in host memory, until it is the least useful one.
 
-Most tests drive the cache alone. Pages have 4 positions. Where a model would compute a page, the tests store a number on
-it, made from its own tokens, all tokens before it, and the salt.
+Most tests drive the cache alone. Pages have 4 positions. Where a model would compute a page, the tests store a number
+on it, made from its own tokens, all tokens before it, and the salt.
 """
 
 import zlib
