@@ -25,9 +25,17 @@ def paged_engine(
     options: EngineOptions,
     scheduler: PagedBatching,
     attention_backend: Callable[[ModelConfig, PageTensors], AttentionBackend] = GatherAttention,
+    storage: PageTensors | None = None,
 ) -> Engine:
-    """Build an engine whose cache has pages. p05 and p06 pass another scheduler and cache, p09 another backend."""
-    storage = PageTensors(model.config, options.cache_blocks, options.page_size, model.dtype, model.device)
+    """Build an engine whose cache has pages. p05 and p06 pass another scheduler and cache, p09 another backend.
+
+    storage: where the cache itself moves pages in and out (p05's tiers).
+    """
+    storage = storage or page_tensors(model, options)
     attention = attention_backend(model.config, storage)
     runner = ModelRunner(model, attention, Sampler(model.config.vocab_size, model.device))
     return Engine(scheduler, runner, options.limits)
+
+
+def page_tensors(model: Model, options: EngineOptions) -> PageTensors:
+    return PageTensors(model.config, options.cache_blocks, options.page_size, model.dtype, model.device)

@@ -12,7 +12,7 @@ import pytest
 from gradus import phases
 from gradus.course.xray.lanes import messages, ranks
 from tests.course.conftest import PHASES, ROOT
-from tests.course.test_xray import recording
+from tests.course.test_xray import recording, tiered
 
 HEADING = "### Ask the X-ray\n"
 QUESTIONS = 3
@@ -196,6 +196,22 @@ def test_a_lesson_asks_three_questions_and_says_where_to_look(phase):
 @pytest.mark.parametrize("phase", SHOWN)
 def test_the_answers_are_what_the_recording_shows(phase):
     assert answers(phase) == [[str(one) for one in found] for found in SHOWN[phase]()]
+
+
+def test_the_answers_on_p05_s_tiers_are_what_the_recording_shows():
+    page = (phases.find("p05").path / "tiers.md").read_text(encoding="utf-8")
+    part = re.split(r"^#", page.partition(HEADING)[2], maxsplit=1, flags=re.MULTILINE)[0]
+    (folded,) = FOLDED.findall(part)
+    said = [re.findall(r"\*\*(.*?)\*\*", text) for _, text in NUMBERED.findall(folded)]
+    found = {event["kind"]: event for event in tiered().frames[9]["events"]}
+    up, down = (len(found[kind]["pages"]) for kind in ("fetch", "eviction"))
+    below = up * tiered().settings["page_size"]
+    hit = numbers(found["hit"]["text"].partition(" reuses ")[2])[0]
+    lost = [(frame["number"], numbers(event["text"])[0]) for frame in tiered().frames for event in frame["events"]
+            if event["kind"] == "lost"]  # fmt: skip
+    gone, steps = sum(count for _, count in lost), [step for step, _ in lost]
+    assert said == [[str(one) for one in shown] for shown in ([hit - below, below], [down, up], [gone, *steps])]
+    assert "`gradus xray p05 --host-pages 4`" in part
 
 
 @pytest.mark.slow

@@ -224,6 +224,114 @@ WRONG = {
         "self.cache.stored(sequence.id) + self.token_budget",
         "the budget is 8 tokens per step; yours planned 9: [('a', 24, 6), ('b', 0, 3)]",
     ),
+    "p05: below, the page that came last leaves": (
+        "p05",
+        "tiers.py",
+        "            del self.host[next(iter(self.host))]\n",
+        "            self.host.popitem()\n",
+        "a page of the host cannot be reached",
+    ),
+    "p05: a page moves down as the least recently used": (
+        "p05",
+        "tiers.py",
+        "        self.host[self.names.pop(page)] = copy_out(self.storage, page)\n",
+        "        self.host = {self.names.pop(page): copy_out(self.storage, page), **self.host}\n",
+        "a page of the host cannot be reached",
+    ),
+    "p05: host memory has room for one page more": (
+        "p05",
+        "tiers.py",
+        "if len(self.host) > self.host_pages:",
+        "if len(self.host) > self.host_pages + 1:",
+        "3 pages in host memory for 2",
+    ),
+    "p05: host memory always keeps one page": (
+        "p05",
+        "tiers.py",
+        """        self.host[self.names.pop(page)] = copy_out(self.storage, page)
+        if len(self.host) > self.host_pages:
+            del self.host[next(iter(self.host))]
+""",
+        """        if self.host and len(self.host) >= self.host_pages:
+            del self.host[next(iter(self.host))]
+        self.host[self.names.pop(page)] = copy_out(self.storage, page)
+""",
+        "1 pages in host memory for 0",
+    ),
+    "p05: a page that is fetched does not enter the tree": (
+        "p05",
+        "tiers.py",
+        "            self.publish(id, tokens, salt)\n        return",
+        "        return",
+        "a page of the host cannot be reached",
+    ),
+    "p05: tenants share below": (
+        "p05",
+        "tiers.py",
+        "        yield before, key\n        before = digest((before, key))\n",
+        "        yield before, (None, key[1])\n        before = digest((before, (None, key[1])))\n",
+        "page 0 of a sequence holds keys and values of other tokens",
+    ),
+    "p05: what moves down is a view": (
+        "p05",
+        "tiers.py",
+        'layer[page].to("cpu", copy=True)',
+        'layer[page].to("cpu")',
+        "page 0 of a sequence holds keys and values of other tokens",
+    ),
+    "p05: keys move down in place of values": (
+        "p05",
+        "tiers.py",
+        "for layer in (*storage.keys, *storage.values)]",
+        "for layer in (*storage.keys, *storage.keys)]",
+        "the output parts from the right one",
+    ),
+    "p05: room is made before the page has left the host": (
+        "p05",
+        "tiers.py",
+        """            contents = self.host.pop(name)  # first: making room moves another page down
+            table += self.take(1)
+""",
+        """            table += self.take(1)
+            contents = self.host.pop(name)
+""",
+        "a's pages come up in exchange for b's, so a finds all its 12 tokens; yours finds 8",
+    ),
+    "p05: a page is named by its own tokens alone": (
+        "p05",
+        "tiers.py",
+        "        before = digest((before, key))\n",
+        "",
+        "four paths without a common beginning have 12 names",
+    ),
+    "p05: the last token's page is fetched": (
+        "p05",
+        "tiers.py",
+        "page_keys(tokens[:-1], self.page_size, salt)",
+        "page_keys(tokens, self.page_size, salt)",
+        "a hit ends before the last token, whose row gives the logits: 8 of 12; yours finds 12",
+    ),
+    "p05: pages get names before they are full": (
+        "p05",
+        "tiers.py",
+        "page_keys(tokens[: self.stored(id)], self.page_size, salt)",
+        "page_keys(tokens, self.page_size, salt)",
+        "a has stored 7 of its 12 tokens, and one full page gets a name; yours gave 2",
+    ),
+    "p05: a page that was computed again stays below": (
+        "p05",
+        "tiers.py",
+        "            self.host.pop(name, None)\n",
+        "",
+        "a page is in both tiers",
+    ),
+    "p05: more comes up than the pool has room for": (
+        "p05",
+        "tiers.py",
+        " or not self.pool.available",
+        "",
+        "no page is idle",
+    ),
 }
 
 

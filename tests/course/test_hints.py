@@ -286,6 +286,48 @@ FOLLOWED = {
             self.evictions += 1
         """,
     },
+    "phases/p05_prefix_cache/tiers.py": {
+        "names": """
+            before = b""
+            for key in keys:
+                yield before, key
+                before = digest((before, key))
+        """,
+        "copy_out": """
+            return [layer[page].to("cpu", copy=True) for layer in (*storage.keys, *storage.values)]
+        """,
+        "TieredCache.admit": """
+            found = super().admit(id, tokens, salt)
+            table = self.block_tables[id]
+            for name in [*names(page_keys(tokens[:-1], self.page_size, salt))][len(table) :]:
+                if name not in self.host or not self.pool.available:
+                    break
+                contents = self.host.pop(name)
+                table += self.take(1)
+                copy_in(self.storage, table[-1], contents)
+            fetched = len(table) * self.page_size - found
+            if fetched:
+                self.lengths[id] += fetched
+                self.hit_positions += fetched
+                self.fetched_positions += fetched
+                self.publish(id, tokens, salt)
+            return found + fetched
+        """,
+        "TieredCache.publish": """
+            super().publish(id, tokens, salt)
+            path = names(page_keys(tokens[: self.stored(id)], self.page_size, salt))
+            for page, name in zip(self.block_tables[id], path, strict=False):
+                self.names[page] = name
+                self.host.pop(name, None)
+        """,
+        "TieredCache.evict": """
+            (page,) = self.pool.oldest_idle(1)
+            self.host[self.names.pop(page)] = copy_out(self.storage, page)
+            if len(self.host) > self.host_pages:
+                del self.host[next(iter(self.host))]
+            super().evict()
+        """,
+    },
     "phases/p06_chunked_prefill/scheduler.py": {
         "ChunkedPrefill.schedule": """
             self.left = self.token_budget

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import cache
 from html import unescape
 from html.parser import HTMLParser
+from itertools import pairwise
 
 import pytest
 
@@ -60,6 +61,12 @@ def work(scene: str) -> runs.Work:
 @cache
 def recording(name: str, scene: str | None = None) -> Recording:
     return runs.run(name, bench(scene or name), work(scene or name))
+
+
+@cache
+def tiered() -> Recording:
+    """p05 over host memory."""
+    return runs.run("p05", bench(), runs.work_of(runs.scene_of("p05", tiers=True), bench().checkpoint.tokenizer, {}))
 
 
 def events(recorded: Recording) -> list[tuple[str, str]]:
@@ -219,6 +226,42 @@ def test_a_scene_is_the_run_that_the_lesson_prints(phase):
 def test_two_recordings_make_the_same_page():
     once, again = (runs.run("p05", bench(), work("p05")).as_json() for _ in range(2))
     assert page([once]) == page([again])
+
+
+def test_over_host_memory_pages_move_down_and_up_and_leave_for_good():
+    frames = tiered().frames
+    for before, frame in pairwise(frames):
+        was, now = ([page["name"] for page in each["host"]] for each in (before, frame))
+        gone, came = [name for name in was if name not in now], [name for name in now if name not in was]
+        fetched = [len(event["pages"]) for event in frame["events"] if event["kind"] == "fetch"]
+        lost = [int(event["text"].split()[0]) for event in frame["events"] if event["kind"] == "lost"]
+        assert len(gone) == sum(fetched) + sum(lost), "a page that leaves host memory comes up, or is lost"
+        assert now == [name for name in was if name in now] + came, "the newest are at the end"
+        assert not came or "eviction" in {event["kind"] for event in frame["events"]}
+        assert len(now) <= tiered().settings["host_pages"] == 4
+    last = dict(told(frames[9]))
+    assert last["eviction"] == "pages 3, 7 and 8 are evicted, to host memory"
+    assert last["fetch"] == "Ben 2 gets 2 pages back from host memory: pages 6 and 8"
+    whys = {event["kind"]: event["why"] for event in frames[9]["events"]}
+    assert whys["fetch"] == "moved down in steps 7 and 8" and "computed for Ben" in whys["hit"]
+    assert whys["lost"] == "it was full, and nothing else was unused for as long" and "split" not in whys
+    assert tiered().code["fetch"]["path"] == tiered().code["lost"]["path"] == "phases/p05_prefix_cache/tiers.py"
+
+
+def test_without_room_below_evicted_pages_are_gone():
+    asked = runs.work_of(runs.scene_of("p05", tiers=True), bench().checkpoint.tokenizer, {"host_pages": 0})
+    recorded = runs.run("p05", bench(), asked)
+    assert {kind for kind, _ in events(recorded)}.isdisjoint({"fetch", "lost"})
+    assert not any("host memory" in text for _, text in events(recorded))
+    assert all(frame["host"] == [] for frame in recorded.frames) and recording("p05").frames[0]["host"] is None
+
+
+def test_host_pages_are_for_p05_alone(gradus, tmp_path):  # noqa: F811
+    file = tmp_path / "page.html"
+    done = gradus("xray", "p05", "--host-pages", "4", "--out", str(file), *TINY)
+    assert done.code == 0 and "over host memory" in file.read_text(encoding="utf-8")
+    done = gradus("xray", "p06", "--host-pages", "4", "--out", str(file), *TINY)
+    assert done.code == 2 and "--host-pages is for p05 alone, got p06: leave it out" in done.err
 
 
 def test_padding_is_what_the_rows_hold_beside_the_tokens():
@@ -470,7 +513,7 @@ def test_every_kind_of_event_has_a_name_and_a_key_of_its_own():
     text = page([recording("p04").as_json()])
     kinds = re.findall(r'\["(\w+)", "[\w ]+", "(\w)"\]', text)
     assert len({key for _, key in kinds}) == len(kinds)
-    told = {kind for name in CONTENDERS for kind, _ in events(recording(name))}
+    told = {kind for recorded in (*map(recording, CONTENDERS), tiered()) for kind, _ in events(recorded)}
     assert {kind for kind, _ in kinds} == told | {"failure"}
 
 

@@ -11,12 +11,13 @@
 The conformance tests read engines only through it, and the X-ray draws from it. So a student's engine may be built in
 any way, as long as its parts have the following methods and attributes.
 
-**A cache** may have up to three methods, and leaves out those that do not apply to it:
+**A cache** may have up to four methods, and leaves out those that do not apply to it:
 
     def tables(self, id) -> Tables            # the sequence's block tables: one tuple of pages per layer group;
                                               # () for an unknown sequence
     def pages(self) -> PageCounts             # PageCounts(total, held, idle, free)
     def tree(self) -> tuple[TreeNode, ...]    # the top nodes: TreeNode(tokens, pages, children)
+    def tiers(self) -> Tiers                  # over host memory: the names of pages in the tree and below it
 
 `Tables`, `PageCounts` and `TreeNode` are in gradus/cache/inspection.py. A cache without pages (p00 to p03) has none of
 the three methods, a cache without a prefix index (p04) has no `tree`. All three only read: calling them changes
@@ -55,6 +56,9 @@ if TYPE_CHECKING:
 Id = tuple[str, int]
 """A sequence: its request's id, and the index of the request's sample."""
 
+Tiers = tuple[dict[int, Any], tuple[Any, ...]]
+"""The name of each page in the tree; and the names of the pages below, least recently used first."""
+
 KEPT = 1024
 
 
@@ -83,12 +87,14 @@ class Holding:
     """The engine's memory at the start of a plan, on which its choices depend.
 
     idle: the idle pages, the next to be evicted first; () if the cache has no pool that knows their order.
+    tiers: as in Step.
     """
 
     running: tuple[Id, ...]
     tables: dict[Id, Tables]
     pages: PageCounts | None
     idle: tuple[int, ...]
+    tiers: Tiers | None
 
 
 @dataclass(slots=True)
@@ -100,6 +106,7 @@ class Step:
         was made. ended: finish reasons of sequences that ended since the plan before: by this plan's commit, or by
         being cancelled before this plan was made. Complete once the step is committed.
     tables: of every running sequence. pages: None for a cache without pages. tree: None without a prefix index.
+    tiers: of a cache with host memory below its pool; None for others.
     committed: whether its result is known.
     before: the engine's memory when it began to make the plan.
     """
@@ -112,6 +119,7 @@ class Step:
     tables: dict[Id, Tables]
     pages: PageCounts | None
     tree: tuple[TreeNode, ...] | None
+    tiers: Tiers | None
     before: Holding
     ended: dict[Id, str] = field(default_factory=dict)
     committed: bool = False
@@ -147,6 +155,9 @@ class Probe(Protocol):
 
     def tree(self) -> tuple[TreeNode, ...] | None:
         """The top nodes of the prefix tree; None without a prefix index."""
+
+    def tiers(self) -> Tiers | None:
+        """Pages by name in the tree and below it; None without host memory below."""
 
     def memory(self) -> tuple[Any, Any]:
         """The tensors of all keys and all values."""
@@ -214,11 +225,14 @@ class EngineProbe:
     def tree(self) -> tuple[TreeNode, ...] | None:
         return self.cache.tree() if hasattr(self.cache, "tree") else None
 
+    def tiers(self) -> Tiers | None:
+        return self.cache.tiers() if hasattr(self.cache, "tiers") else None
+
     def holding(self) -> Holding:
         """The memory from which the next plan will be made."""
         running, idle = self.running(), getattr(getattr(self.cache, "pool", None), "idle", ())
         tables = {id: self._tables(id) for id in running}
-        return Holding(running, tables, self.pages(), tuple(idle) if isinstance(idle, Iterable) else ())
+        return Holding(running, tables, self.pages(), tuple(idle) if isinstance(idle, Iterable) else (), self.tiers())
 
     def memory(self) -> tuple[Any, Any]:
         storage = self.engine.runner.attention.storage  # type: ignore[attr-defined]
@@ -281,6 +295,7 @@ class EngineProbe:
             tables={id: self._tables(id) for id in running},
             pages=self.pages(),
             tree=self.tree(),
+            tiers=self.tiers(),
             before=holding,
             ended=ended,
         )

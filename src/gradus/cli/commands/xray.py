@@ -36,6 +36,10 @@ def xray(
     max_tokens: Annotated[
         int | None, Option(min=1, help=f"Most tokens for each of your prompts; {MOST_TOKENS} by default.")
     ] = None,
+    host_pages: Annotated[
+        int | None,
+        Option(min=0, help="p05 over host memory for this many evicted pages: its second tier, on a scene of its own."),
+    ] = None,
     out: Annotated[Path | None, Option("--out", "-o", help="The page; xray-PHASE.html by default.")] = None,
     model: Annotated[
         str | None,
@@ -57,6 +61,7 @@ def xray(
 
       gradus xray p04
       gradus xray p05 --out prefix.html
+      gradus xray p05 --host-pages 4           # evicted pages move down to host memory, and back up
       gradus xray p06 p05                      # chunks, and the same prompt in one step
       gradus xray p04 p04 --impl exercises     # your p04, next to ours
       gradus xray p04 --prompts mine.txt --cache-tokens 64 --page-size 4
@@ -68,6 +73,10 @@ def xray(
     names = [*runs, *([beside] if beside else [])]
     if len(names) > 2:
         raise ConfigError(f"a page shows one run or two, got {len(names)}: {', '.join(names)}")
+    if host_pages is not None:
+        if names != ["p05"]:
+            raise ConfigError(f"--host-pages is for p05 alone, got {' and '.join(names)}: leave it out")
+        settings["host_pages"] = host_pages
     if LANES & set(names):
         return _lanes(names, impl, model, prompts, out, settings)
     if max_tokens is not None and prompts is None:
@@ -135,7 +144,7 @@ def _recordings(
 
     for name in names:
         runs.title_of(name)  # refuses an unknown name before a model is loaded
-    scene = None if texts is not None else runs.scene_of(names[0])
+    scene = None if texts is not None else runs.scene_of(names[0], tiers=runs.HOST in settings)
     _refuse_unheeded(names, settings)
     yours = None if impl is None else solution.load(names[0], impl)
     if yours is not None:
@@ -149,10 +158,10 @@ def _recordings(
         chosen, settings = kernels.settings["model"], settings | {"dtype": kernels.settings["dtype"]}
     elif model is None and chosen == runs.RANDOM:
         terminal.print_note(f"{runs.REAL} is not pulled, so weights are random and the text means nothing")
-    given = Settings.of({"model": chosen, **settings})
+    given = Settings.of({"model": chosen, **{name: value for name, value in settings.items() if name != runs.HOST}})
     with Bars() as progress:
         bench = Workbench.open(given.model, given.device, given.dtype, progress)
-    shape = {name: settings[name] for name in SHAPE if name in settings}
+    shape = {name: settings[name] for name in (*SHAPE, runs.HOST) if name in settings}
     tokenizer = bench.checkpoint.tokenizer
     if scene is not None:
         work = runs.work_of(scene, tokenizer, shape)

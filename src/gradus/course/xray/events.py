@@ -10,6 +10,7 @@ from typing import Any
 
 from gradus.course.xray.reasons import Arrived, Bounds, Frame, Reasons, span_pages, walk
 from gradus.course.xray.words import are, count, pages_named
+from gradus.exercises.solution import listed
 
 Event = dict[str, Any]
 """kind; text: what happened; why: the reason, "" if the recording does not show it; pages: those it is about."""
@@ -28,6 +29,7 @@ class Teller:
         self.tree: list[tuple[int, ...]] = []  # the nodes of the frame before: their pages
         self.waits: dict[str, str] = {}  # what each sequence waits for, in a word
         self.ended: dict[str, int] = {}  # in which step
+        self.down: dict[str, int] = {}  # by page name: the step in which it moved down to host memory
 
     def of(self, frame: Frame) -> list[Event]:
         """The frame's events, in their order: plan, then result. Sets the kind of each span, `evicted` and `waits`."""
@@ -39,6 +41,7 @@ class Teller:
             *self._preemptions(frame),
             *self._splits(frame),
             *self._evictions(frame),
+            *self._host(frame),
             *self._spans(frame),
             *self._waiting(frame),
             *self._grammars(frame),
@@ -135,21 +138,51 @@ class Teller:
         return [tuple(node["pages"]) for node in walk(frame["tree"] or ())]
 
     def _evicted(self, frame: Frame) -> list[int]:
-        """Pages that were in the tree and no longer are."""
+        """Pages that were in the tree and no longer are. Over host memory, another one may have come to its place."""
+        if frame["host"] is not None:
+            left = set(frame["names"].values())
+            return sorted(page for page, name in frame["before"]["names"].items() if name not in left)
         now = {page for pages in self._nodes(frame) for page in pages}
         return sorted(page for pages in self.tree for page in pages if page not in now)
 
     def _evictions(self, frame: Frame) -> Iterator[Event]:
         if gone := frame["evicted"]:
             why = self.reasons.eviction(gone, frame)
-            yield event("eviction", f"{pages_named(gone)} {are(len(gone))} evicted", why, gone)
+            below = {page["name"] for page in frame["host"] or ()}
+            moved = [page for page in gone if frame["before"]["names"].get(page) in below]
+            where = ""
+            if moved:
+                which = "" if moved == gone else f"{pages_named(moved)} "
+                where = f", {which}to host memory"
+            yield event("eviction", f"{pages_named(gone)} {are(len(gone))} evicted{where}", why, gone)
+
+    def _host(self, frame: Frame) -> Iterator[Event]:
+        """Pages that come up from host memory, and those that leave it for newer ones."""
+        if frame["host"] is None:
+            return
+        before, now = frame["before"], frame["names"]
+        was, below = ([page["name"] for page in each["host"]] for each in (before, frame))
+        for name, tables in frame["tables"].items():
+            pages = [page for table in tables for page in table if now.get(page) in was]
+            if pages and name in frame["admitted"]:
+                steps = sorted({self.down[now[page]] for page in pages if now[page] in self.down})
+                why = f"moved down in {'step' if len(steps) == 1 else 'steps'} {listed(steps)}" if steps else ""
+                said = f"{name} gets {count(len(pages), 'page')} back from host memory: {pages_named(pages)}"
+                yield event("fetch", said, why, pages)
+        lost = [name for name in was if name not in below and name not in now.values()]
+        if lost:
+            others = [name for name in was if name not in now.values()]
+            why = "it was full, and nothing else was unused for as long" if others[: len(lost)] == lost else ""
+            verb = "leaves" if len(lost) == 1 else "leave"
+            yield event("lost", f"{count(len(lost), 'page')} {verb} host memory for good", why)
+        self.down |= dict.fromkeys((name for name in below if name not in was), frame["number"])
 
     def _splits(self, frame: Frame) -> Iterator[Event]:
         nodes = self._nodes(frame)
-        now = {page for pages in nodes for page in pages}
+        stayed = {page for pages in nodes for page in pages} - set(frame["evicted"])
         for pages in self.tree:
             upper = next((new for new in nodes if len(new) < len(pages) and new == pages[: len(new)]), None)
-            if upper and set(pages[len(upper) :]) & now:
+            if upper and set(pages[len(upper) :]) & stayed:
                 lower = pages[len(upper) :]
                 said = f"a node splits into {pages_named(upper)} and, below, {pages_named(lower)}"
                 why = self.reasons.split(upper, lower, walk(frame["tree"] or ()), frame)

@@ -21,6 +21,8 @@ PLACES: dict[str, tuple[tuple[str, str], ...]] = {
     "drafts": ((SCHEDULER, "record"), (SCHEDULER, "_commit_decodes")),
     "grammar": ((SAMPLER, "drafts"),),
     "split": ((CACHE, "publish"),),
+    "fetch": ((CACHE, "admit"),),
+    "lost": ((CACHE, "evict"),),
     "eviction": ((CACHE, "evict"), (CACHE, "_evict")),
     "padding": ((RUNNER, "prepare"),),
     "vain": ((SCHEDULER, "record"), (SCHEDULER, "commit_span")),

@@ -48,6 +48,7 @@ class Reasons:
         self.prompts = {arrival.name: len(arrival.prompt) for arrival in arrivals}
         self.wanted = {arrival.name: arrival.output for arrival in arrivals}
         self.computed_by: dict[int, str] = {}  # the sequence that a page was taken for
+        self.makers: dict[str, str] = {}  # the same by the page's name, which it keeps in host memory
         self.held_in: dict[int, int] = {}  # the latest step in which a page was held
         self.left: dict[int, tuple[str, int]] = {}  # by slot: the sequence that was there last, and until which step
         self.slots: dict[str, int] = {}  # of the sequences that run
@@ -56,8 +57,12 @@ class Reasons:
     def follow(self, frame: Frame) -> None:
         """Go on to the frame's end, once its sentences are made."""
         known = held(frame["before"]["tables"]) | set(frame["before"]["idle"]) - set(frame["evicted"])
+        for page, named in frame["before"]["names"].items():
+            if page in self.computed_by:
+                self.makers.setdefault(named, self.computed_by[page])
         for name, tables in frame["tables"].items():
             self.computed_by |= dict.fromkeys(pages_in(tables) - known, name)
+        self.computed_by |= {page: self.makers[name] for page, name in frame["names"].items() if name in self.makers}
         for page in held(frame["tables"]):
             self.held_in[page] = frame["number"]
         for span in frame["spans"]:
@@ -164,7 +169,8 @@ class Reasons:
         pages = span_pages(frame, span, 0, span["start"], self.bounds.page_size)
         if not pages:
             return ""
-        owners = list(dict.fromkeys(self.computed_by[page] for page in pages if page in self.computed_by))
+        makers = self.computed_by | {page: self.makers.get(name, "") for page, name in frame["names"].items()}
+        owners = list(dict.fromkeys(makers[page] for page in pages if makers.get(page)))
         whose = f", computed for {listed(owners)}" if owners else ""
         verb = "holds" if len(pages) == 1 else "hold"
         return f"{pages_named(pages)} {verb} the same {span['start']}{whose}"

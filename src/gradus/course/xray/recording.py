@@ -8,13 +8,14 @@ been made. The rows come from the timeline. The same run gives the same frames, 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
+from hashlib import blake2b
 from typing import Any
 
 import torch
 
 from gradus.bench.measure.timeline import Timeline
 from gradus.cache.inspection import TreeNode
-from gradus.course.probe import EngineProbe, Holding, Id, SpanView, Step
+from gradus.course.probe import EngineProbe, Holding, Id, SpanView, Step, Tiers
 from gradus.course.xray.choices import ExpertWatch, MaskWatch
 from gradus.course.xray.events import Teller
 from gradus.course.xray.questions import question
@@ -119,7 +120,7 @@ def tell(frames: Sequence[Frame], teller: Teller, bounds: Bounds) -> None:
         frame["question"] = question(frame, before, bounds)
         before = frame
     for frame in frames:
-        del frame["before"]  # a part of every frame before it, and not drawn
+        del frame["before"], frame["names"]  # parts of the frames before it, and not drawn
 
 
 def bounds_of(engine: Engine) -> Bounds:
@@ -179,7 +180,7 @@ class _Run:
         if made is not None:
             state = _state(self.probe, made) | {"plan": _plan(made)}
         else:
-            kept = ("running", "tables", "pages", "tree")
+            kept = ("running", "tables", "pages", "tree", "names", "host")
             state = {name: frames[-1][name] for name in kept} if frames else _nothing()
             state["before"] = _holding(self.probe.holding())
             state |= {"plan": None, "spans": [], "admitted": [], "preempted": []}
@@ -239,6 +240,7 @@ def _state(probe: EngineProbe, step: Step | None) -> Frame:
     running = probe.running() if step is None else step.running
     tables = {id: probe.tables(*id) for id in running} if step is None else step.tables
     pages, tree = (probe.pages(), probe.tree()) if step is None else (step.pages, step.tree)
+    names, host = _tiers(probe.tiers() if step is None else step.tiers)
     return {
         "spans": [] if step is None else [_span(span) for span in step.spans],
         "admitted": [] if step is None else list(map(name_of, step.admitted)),
@@ -247,23 +249,41 @@ def _state(probe: EngineProbe, step: Step | None) -> Frame:
         "tables": {name_of(id): list(map(list, table)) for id, table in tables.items()},
         "pages": None if pages is None else pages._asdict(),
         "tree": None if tree is None else list(map(_node, tree)),
+        "names": names,
+        "host": host,
         "before": _holding(probe.holding() if step is None else step.before),
     }
 
 
 def _holding(before: Holding) -> Frame:
     """The state that a plan was made from, as plain data."""
+    names, host = _tiers(before.tiers)
     return {
         "running": list(map(name_of, before.running)),
         "tables": {name_of(id): list(map(list, table)) for id, table in before.tables.items()},
         "pages": None if before.pages is None else before.pages._asdict(),
         "idle": list(before.idle),
+        "names": names,
+        "host": host,
     }
+
+
+def _tiers(tiers: Tiers | None) -> tuple[dict[int, str], list[dict[str, Any]] | None]:
+    """The name of each page in the tree, and the pages below as plain data: names are short digests here."""
+    if tiers is None:
+        return {}, None
+    names, host = tiers
+    below = [{"name": _short(name), "tokens": list(name[1][1])} for name in host]
+    return {page: _short(name) for page, name in names.items()}, below
+
+
+def _short(name: Any) -> str:
+    return blake2b(repr(name).encode(), digest_size=6).hexdigest()
 
 
 def _nothing() -> Frame:
     """The state of an engine that did not come to its first plan."""
-    return {"running": [], "tables": {}, "pages": None, "tree": None}
+    return {"running": [], "tables": {}, "pages": None, "tree": None, "names": {}, "host": None}
 
 
 def _after(probe: EngineProbe, number: int) -> Frame:

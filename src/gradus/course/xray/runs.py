@@ -14,7 +14,7 @@ from gradus.config.options import FINAL, NGRAM, EngineConfig, EngineOptions
 from gradus.config.settings import capacity, heeded
 from gradus.course.xray.places import places
 from gradus.course.xray.recording import MOST_STEPS, Arrival, Frame, Kernels, Recording, record
-from gradus.course.xray.scenes import PANELS, SCENES, Scene, prompt_ids
+from gradus.course.xray.scenes import PANELS, SCENES, TIERS, Scene, prompt_ids
 from gradus.engine.engine import Engine
 from gradus.engine.request import ModelLimits
 from gradus.errors import ConfigError
@@ -25,6 +25,8 @@ from gradus.loading import CATALOGUE, Tokenizer
 from gradus.structured import grammars_of
 
 REAL, RANDOM = "smollm2-135m", "random:tiny-llama"
+TIERED, HOST = "p05", "host_pages"
+"""The phase that has host memory below its pool where this setting gives it some, and the setting."""
 DRAFTS = 4
 """The drafts of each step in the final engine, where it speculates."""
 OWN_MAX_SEQUENCES = 4
@@ -46,8 +48,11 @@ class Work:
     settings: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
 
 
-def scene_of(name: str) -> Scene:
-    """The scene of a phase, or of the final engine. Raises ConfigError for a phase that is not there."""
+def scene_of(name: str, *, tiers: bool = False) -> Scene:
+    """The scene of a phase or of the final engine; tiers: of p05 over host memory. Raises ConfigError for a phase that
+    is not there."""
+    if tiers:
+        return TIERS
     if name == FINAL:
         return SCENES[FINAL]
     info = phases.find(name)
@@ -101,15 +106,16 @@ def run(name: str, bench: Workbench, work: Work, yours: Solution | None = None, 
     tokenizer = bench.checkpoint.tokenizer
     structured = any(arrival.structured is not None for arrival in work.arrivals)
     engine, options = engine_of(name, bench, work.longest, work.settings, yours, structured=structured)
+    host = {HOST: work.settings[HOST]} if HOST in work.settings else {}
     word = word_of(tokenizer)
     frames = record(
         engine, work.arrivals, engine.limits, most, tolerant=yours is not None, word=word, kernels=kernels_of(name)
     )
     return Recording(
-        title=("" if yours is None else "your ") + title_of(name),
+        title=("" if yours is None else "your ") + title_of(name) + (" over host memory" if host else ""),
         about=work.about,
         model=bench.checkpoint.name,
-        settings=shown(name, options),
+        settings=shown(name, options) | host,
         context=options.limits.context_length,
         sequences=[
             {"id": asked.name, "prompt": list(asked.prompt), "output": asked.output, "at": arrived(asked, frames)}
@@ -119,7 +125,7 @@ def run(name: str, bench: Workbench, work: Work, yours: Solution | None = None, 
         words=words_of(work, frames, tokenizer),
         cut=len(frames) == most and not (frames[-1]["plan"] is None and not frames[-1]["in_flight"]),
         code=places(engine, sorted({event["kind"] for frame in frames for event in frame["events"]})),
-        panels=panels_of(name if name in PANELS else phases.find(name).name, frames),
+        panels=panels_of(name if name in PANELS else phases.find(name).name, frames) + (("host",) if host else ()),
         failed=frames[-1].get("failed"),
     )
 
@@ -147,6 +153,9 @@ def engine_of(
     limits = ModelLimits(config.vocab_size, longest + 1, tuple(eos))
     vocabulary = partial((tokenizer or Tokenizer.of_bytes()).vocabulary, config.vocab_size)
     options = replace(options_of(name, limits, settings, structured=structured), vocabulary=vocabulary)
+    if HOST in settings:
+        module = (yours or phases.find(TIERED)).module("tiers")
+        return module.build(bench.model, options, settings[HOST]), options
     return build(name, bench, options) if yours is None else yours.build(bench.model, options), options
 
 

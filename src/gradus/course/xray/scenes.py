@@ -210,6 +210,21 @@ SCENES: dict[str, Scene] = {
     ),
 }  # fmt: skip
 
+TIERS = Scene(
+    "Below the pool of 8 pages is host memory for 4. Evicted pages move down there, the deepest of a path first. Ben's "
+    "second request finds two of his pages in the tree and fetches two, while three of Ann's go down in exchange; her "
+    "third request fetches one of them. What leaves host memory is gone.",
+    (
+        ask("Ann", ANN, 14, 3),
+        ask("Ben", BEN, 18, 3, at=4),
+        Asked("Ann 2", ((ANN, 14), (OTHER, 6)), 3, at=8),
+        Asked("Ben 2", ((BEN, 18), (CY, 4)), 2, at=12),
+        Asked("Ann 3", ((ANN, 14), (CY, 5)), 2, at=16),
+    ),
+    MappingProxyType({"max_sequences": 2, "page_size": 4, "cache_tokens": 32, "host_pages": 4}),
+)
+"""p05 over its second tier (`--host-pages`)."""
+
 PANELS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("p00", "p01", "p02", "p06", "p07"), ("batch",)),
     "p03": ("batch", "slots"),

@@ -4,6 +4,7 @@ const PEOPLE = ["Ann", "Ben", "Cy"]; // the lessons' three: each has a color in 
 const KINDS = [ // of events, in the order of their buttons: kind, name, key
   ["admission", "admission", "a"], ["waiting", "waiting", "q"], ["hit", "prefix hit", "h"], ["chunk", "chunk", "c"], ["preemption", "preemption", "p"],
   ["drafts", "drafts verified", "d"], ["grammar", "forced or cut", "m"], ["split", "node split", "s"], ["eviction", "eviction", "v"],
+  ["fetch", "fetched from the host", "u"], ["lost", "left the host", "l"],
   ["padding", "padding", "g"], ["vain", "row in vain", "w"], ["ending", "ending", "e"],
   ["failure", "failure", "f"],
 ];
@@ -47,6 +48,7 @@ class Run {
     this.ahead = this.frames.some((frame) => frame.in_flight.length);
     this.paged = this.frames.some((frame) => frame.pages);
     this.indexed = this.frames.some((frame) => frame.tree);
+    this.host = Math.max(...this.frames.map((frame) => (frame.host ? frame.host.length : -1))); // the most pages; -1: no such tier
     this.masks = Math.max(...this.frames.map((frame) => frame.masks.length)); // the most of a step
     this.experts = this.frames.map((frame) => frame.experts).find(Boolean); // their number, and the layer
     this.kernels = Math.max(...this.frames.map((frame) => frame.kernels.length)); // the most of a step
@@ -58,7 +60,7 @@ class Run {
     const part = (tag, attributes) => make(tag, attributes);
     this.parts = {
       events: part("div", { "aria-live": "polite" }), sequences: part("div"), plan: part("div", { class: "scroll" }), batch: part("div", { class: "scroll" }),
-      slots: part("div", { class: this.paged || this.forgets ? "slots" : "slots metered" }), pool: part("div"), tables: part("div", { class: "scroll" }), tree: part("div", { class: "scroll" }),
+      slots: part("div", { class: this.paged || this.forgets ? "slots" : "slots metered" }), pool: part("div"), tables: part("div", { class: "scroll" }), tree: part("div", { class: "scroll" }), host: part("div", { class: "scroll" }),
       timeline: part("div", { class: "scroll" }), masks: part("div", { class: "scroll" }), experts: part("div", { class: "scroll" }), kernels: part("div", { class: "scroll" }),
     };
     const { parts } = this;
@@ -78,7 +80,8 @@ class Run {
           this.masks ? panel("Masks", "masks", "what each draw may choose from") : null,
           this.experts ? panel("Experts", "experts", `of layer ${this.experts.layer}, and the tokens that each takes`) : null,
           this.kernels ? panel("Kernels", "kernels", "in all layers of this step") : null,
-          this.indexed ? panel("Radix tree", "tree", "pages, and the tokens on them") : null)));
+          this.indexed ? panel("Radix tree", "tree", "pages, and the tokens on them") : null,
+          this.host < 0 ? null : panel("Host memory", "host", "the tokens of evicted pages, the next to leave first"))));
     if (COMPACT) for (const each of this.element.querySelectorAll("[data-part]"))
       each.hidden = !["timeline", "events", ...this.recording.panels].includes(each.dataset.part);
     this.drawTimeline();
@@ -117,6 +120,7 @@ class Run {
     this.showSlots(frame, state);
     if (this.paged) this.showPages(frame, before);
     if (this.indexed) this.showTree(frame);
+    if (this.host >= 0) this.showHost(frame, before);
     if (this.masks) this.showMasks(frame);
     if (this.experts) this.showExperts(frame);
     if (this.kernels) this.showKernels(frame);
@@ -332,6 +336,14 @@ class Run {
       make("span", { class: "node" }, ...this.leaves(node, held, indexed)), node.children.length ? list(node.children) : null)));
     const tree = frame.tree || [];
     this.parts.tree.replaceChildren(tree.length ? list(tree, true) : make("p", { class: "quiet" }, "The tree is empty."));
+  }
+  showHost(frame, before) {
+    const earlier = new Set((before && before.host ? before.host : []).map(({ name }) => name));
+    this.parts.host.style.minHeight = `${this.host * 24 + 10}px`; // so that what is below stays in its place
+    this.parts.host.replaceChildren(frame.host.length
+      ? make("ol", { class: "tree" }, ...frame.host.map(({ name, tokens }) => make("li", {},
+        make("span", { class: earlier.has(name) ? "leaf" : "leaf lit", title: earlier.has(name) ? "" : "moved down in this step" }, this.text(tokens)))))
+      : make("p", { class: "quiet" }, "Nothing has moved down."));
   }
   leaves(node, held, indexed) { // each page of the node, with the text of its tokens
     const size = node.tokens.length / node.pages.length;
