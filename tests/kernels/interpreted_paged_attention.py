@@ -4,6 +4,7 @@ test_paged_attention.py runs this in a process of its own: whether Triton interp
 Tiny on purpose, for a program takes the interpreter tens of milliseconds.
 """
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -63,6 +64,55 @@ def test_a_cache_of_more_values_than_32_bits_count_is_read_through_wider_offsets
     assert (found.double() - expected).norm() <= 1e-5 * expected.norm()
 
 
+IN_HALVES = [replace(launch, halves=True) for launch in (SMALL, LARGE)]
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        Step(MIXED, fp8=True, dtype=torch.bfloat16),
+        Step([(22, 40), (1, 60)], group=3, head_dim=24, page=24, window=7, softcap=1.5, fp8=True, dtype=torch.float16),
+        Step([(22, 40), (1, 60)], group=3, head_dim=24, sinks=True, fp8=True, dtype=torch.bfloat16),
+    ],
+    ids=["bfloat16", "float16, odd group and width, window, softcap", "sinks"],
+)
+def test_keys_and_values_of_8_bits_are_multiplied_in_float16(step):
+    found, expected = step.attend(*IN_HALVES), step.expected()
+    assert (found.double() - expected).norm() <= 3e-3 * expected.norm()
+
+
+@pytest.mark.parametrize("magnitude", [2.0**-60, 1.0, 2.0**60], ids=["tiny", "usual", "huge"])
+@pytest.mark.parametrize("part", ["q", "values"])
+def test_float16_does_not_bound_what_queries_and_values_may_be(part, magnitude):
+    """A value of an earlier token is 2^30 times as large, so its scale is; and scores keep their size."""
+    step = Step([(1, 37), (1, 130), (3, 20)], fp8=True, dtype=torch.bfloat16)
+    if part == "q":
+        step.q *= magnitude
+        step.scales[0].mul_(1 / magnitude)
+    else:
+        step.scales[1].mul_(magnitude)
+        step.scales[1][:, :, 3] *= 2.0**30
+    found, expected = step.attend(*IN_HALVES), step.expected()
+    assert (found.double() - expected).norm() <= 3e-3 * expected.norm()
+
+
+def test_many_keys_of_little_weight_count_in_float16_too():
+    """One key outweighs each of 400 others by 2^17, and its value is nothing: what is left is the others' mean."""
+    step = Step([(1, 401)], heads=1, group=1, head_dim=32, fp8=True, dtype=torch.bfloat16)
+    step.q.zero_()
+    step.q[..., 0] = 1.0
+    keys, values = (part.float() for part in (step.keys, step.values))
+    keys[...], values[...] = 0.0, 1.0
+    first = step.tables[step.slots[0], 0]
+    keys[first, 0, 0, 0], values[first, 0, 0] = 40.0, 0.0
+    step.keys, step.values = keys.to(step.keys.dtype), values.to(step.values.dtype)
+    for part in step.scales:
+        part.fill_(1.0)
+    found, expected = step.attend(*IN_HALVES), step.expected()
+    assert 0 < expected.double().min() < 400 * 2.0**-17
+    assert (found.double() - expected).norm() <= 4e-3 * expected.norm()
+
+
 DECODES = [(1, 37), (1, 0), (1, 1), (1, 130), (1, 17)]  # a padded one, a first token, one at the start of a page
 # with drafts: over the end of a page, none of them there, a sequence of new tokens alone, the tile's fullest
 DRAFTED = [(3, 34), (1, 0), (1, 20), (2, 2), (4, 131), (5, 48)]
@@ -96,6 +146,15 @@ def test_decodes_turn_their_heads_and_store_what_is_new(step, norms):
         torch.testing.assert_close(
             found.double(), expected.double(), rtol=tolerance, atol=tolerance, equal_nan=True
         )  # fmt: skip
+
+
+@pytest.mark.parametrize("spans", [DECODES, DRAFTED], ids=["decodes", "drafts"])
+def test_new_tokens_follow_keys_that_are_multiplied_in_float16(spans):
+    step = Step(spans, window=16, group=3, head_dim=24, fp8=True, dtype=torch.bfloat16, sinks=True)
+    out, *stored = step.attend_to_new_tokens(IN_HALVES[0], norms=True)
+    assert (out[0].double() - out[1].double()).norm() <= 4e-3 * out[1].double().norm()
+    for found, expected in stored:
+        torch.testing.assert_close(found.double(), expected.double(), rtol=0.07, atol=1e-3, equal_nan=True)
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,7 @@ class Launch:
     fits: int = LIVE
     whole: int = 0
     adding: float = ADDING
+    halves: bool = False
 
     def items(self, kv_heads: int, live: int) -> int:
         """Count the items that run at once with `live` programs per multiprocessor: an item has one per key head."""

@@ -10,7 +10,7 @@ import triton.language as tl
 from triton.language import constexpr, tensor
 
 from gradus.kernels.core.constants import LOG2_E
-from gradus.kernels.rows.e4m3 import widened
+from gradus.kernels.rows.e4m3 import in_float16, reach_of, widened
 
 
 @triton.jit
@@ -25,7 +25,7 @@ def sweep(
     value_scales: tensor, table: tensor,
     low: int, stop: int, high: int, position: tensor, scale: float, softcap: float,
     MASKED: constexpr, HEADS: constexpr, HEAD_DIM: constexpr, PAGE: constexpr, WINDOW: constexpr, SOFTCAP: constexpr,
-    KEYS: constexpr, WIDTH: constexpr, AHEAD: constexpr, FAR: constexpr, PACKED: constexpr,
+    KEYS: constexpr, WIDTH: constexpr, AHEAD: constexpr, FAR: constexpr, PACKED: constexpr, HALVES: constexpr,
 ) -> tensor:  # fmt: skip
     """Take the keys low … stop - 1 in, KEYS at a time. MASKED: some row may not see all of them.
 
@@ -37,6 +37,9 @@ def sweep(
     """
     EACH: constexpr = 1 if key_scales is None else 2  # values per loaded word
     if EACH == 2:
+        if HALVES:
+            queries, unit = in_float16(queries)
+            scale = scale * unit
         seen, odd_seen = tl.split(tl.reshape(seen, [seen.shape[0], WIDTH // 2, 2]))
         queries, odd_queries = tl.split(tl.reshape(queries, [queries.shape[0], WIDTH // 2, 2]))
         keys = keys.to(tl.pointer_type(tl.int16), bitcast=True)
@@ -61,10 +64,13 @@ def sweep(
             score = tl.dot(odd_queries, tl.trans(odd_k), score, input_precision="tf32x3")
             scales_at = page * (HEADS * PAGE) + key % PAGE  # powers of two: here as exact as on the keys, and fewer
             score *= tl.load(key_scales + scales_at)[None, :]
+            value_scale = tl.load(value_scales + scales_at, mask=key < high, other=0.0)
+            reach = reach_of(value_scale) if HALVES else None
         else:
             score = tl.dot(queries, tl.trans(k), input_precision="tf32x3")
+            reach = None
         weight, shrink, peak = weights(
-            score, peak, key, high, position, scale, softcap, MASKED, WINDOW, SOFTCAP
+            score, peak, key, high, position, scale, softcap, reach, MASKED, WINDOW, SOFTCAP
         )  # fmt: skip
         total = total * shrink + tl.sum(weight, 1)
         if MASKED:  # values behind the last key may be anything, and 0 · NaN is NaN
@@ -72,9 +78,10 @@ def sweep(
         else:
             v = tl.load(values + at) if WIDTH == HEAD_DIM else tl.load(values + at, mask=inside, other=0)
         if EACH == 2:
-            weight *= tl.load(value_scales + scales_at, mask=key < high, other=0.0)[None, :]
-            # float16's exponents are too few for a weight times a scale
-            v, odd_v = widened(v, tl.bfloat16 if queries.dtype == tl.float16 else queries.dtype, PACKED)
+            weight *= value_scale[None, :]
+            # without `reach`, float16's exponents are too few for a weight times a scale
+            FROM_HALF: constexpr = queries.dtype == tl.float16 and not HALVES
+            v, odd_v = widened(v, tl.bfloat16 if FROM_HALF else queries.dtype, PACKED)
             odd_seen = tl.dot(weight.to(v.dtype), odd_v, odd_seen * shrink[:, None], input_precision="tf32x3")
         seen = tl.dot(weight.to(v.dtype), v, seen * shrink[:, None], input_precision="tf32x3")
     if EACH == 2:
@@ -85,19 +92,24 @@ def sweep(
 @triton.jit
 def weights(
     score: tensor, peak: tensor, key: tensor, high: int, position: tensor, scale: float, softcap: float,
-    MASKED: constexpr, WINDOW: constexpr, SOFTCAP: constexpr,
+    reach: tensor, MASKED: constexpr, WINDOW: constexpr, SOFTCAP: constexpr,
 ) -> tuple[tensor, tensor, tensor]:  # fmt: skip
     """Turn a step's unscaled scores into (weights, the factor by which earlier sums shrink, the new peak)."""
+    if reach is not None:
+        scale = scale[:, None]
     factor = scale * LOG2_E  # one multiplication for both, and where nothing is capped, in the exponent's addition
     if SOFTCAP:
         score = capped(score * scale, softcap)
         factor = LOG2_E
     if MASKED:
-        visible = (key < high)[None, :] & (key[None, :] <= position[:, None])
-        if WINDOW:
-            visible = visible & (key[None, :] > position[:, None] - WINDOW)
+        visible = (key < high)[None, :]
+        if position is not None:
+            visible = visible & (key[None, :] <= position[:, None])
+            if WINDOW:
+                visible = visible & (key[None, :] > position[:, None] - WINDOW)
         score = tl.where(visible, score, float("-inf"))
-    new_peak = tl.maximum(peak, tl.max(score, 1) * factor)
+    highest = tl.max(score, 1) * factor if reach is None else tl.max(score * factor + reach[None, :], 1)
+    new_peak = tl.maximum(peak, highest)
     # a row that has seen nothing yet has no greatest score, and -inf - -inf is NaN
     base = tl.where(new_peak == float("-inf"), 0.0, new_peak) if MASKED else new_peak
     return tl.exp2(score * factor - base[:, None]), tl.exp2(peak - base), new_peak

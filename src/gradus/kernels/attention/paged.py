@@ -69,7 +69,7 @@ def paged_attention(
     far = keys.numel() >= NEAR
     shape = constants(
         launch, group, heads, head_dim, work.longest, page, work.window, softcap is not None, far,
-        eight_bits=scales is not None, packed=q.is_cuda and q.dtype == torch.bfloat16,
+        eight_bits=scales is not None, packed=q.is_cuda and q.dtype != torch.float32,
     )  # fmt: skip
     early = starts_early()
     rotary, norms, eps, across, growth, value_eps = passage or NOTHING
@@ -102,7 +102,7 @@ def constants(
     return {
         "GROUP": group, "HEADS": heads, "HEAD_DIM": head_dim, "PAGE": page, "WINDOW": window or 0, "SOFTCAP": softcap,
         "ROWS": launch.rows, "KEYS": launch.keys, "WIDTH": width, "UNMASKED": launch.rows > 16 and not window,
-        "AHEAD": launch.rows > 16, "FAR": far, "TAKEN": taken, "PACKED": packed,
+        "AHEAD": launch.rows > 16, "FAR": far, "TAKEN": taken, "PACKED": packed, "HALVES": launch.halves,
         "SPLITS": max(1, launch.warps * MERGED_PER_WARP // (taken * width)),
     }  # fmt: skip
 
@@ -115,7 +115,7 @@ def _attend(
     softcap: float, eps: float, value_eps: constexpr,
     GROUP: constexpr, HEADS: constexpr, HEAD_DIM: constexpr, PAGE: constexpr, WINDOW: constexpr, SOFTCAP: constexpr,
     ROWS: constexpr, KEYS: constexpr, WIDTH: constexpr, UNMASKED: constexpr, AHEAD: constexpr,
-    FAR: constexpr, PACKED: constexpr, TAKEN: constexpr, SPLITS: constexpr, NEW: constexpr, PDL: constexpr,
+    FAR: constexpr, PACKED: constexpr, HALVES: constexpr, TAKEN: constexpr, SPLITS: constexpr, NEW: constexpr, PDL: constexpr,
 ) -> None:  # fmt: skip
     """Program (key head, item): heads next to each other in time, since they are next to each other in a page."""
     let_next_start(PDL)
@@ -143,17 +143,20 @@ def _attend(
         high = tl.minimum(high, position)
     else:
         queries = tl.load(q + (first + token).to(tl.int64)[:, None] * q_stride + head_d, mask=there, other=0.0)
+    seeing = position + token
+    if TAKEN < 2 * GROUP:  # a lone token sees all keys of its item
+        seeing = None
     if UNMASKED:  # a long tile spends nearly all its time on keys that every row sees; else one loop does it all
         middle = tl.maximum(tl.minimum(high, (position + 1) // KEYS * KEYS), low)
         seen, total, peak = sweep(
             seen, total, peak, queries, keys, values, key_scales, value_scales, table, low, middle, high,
-            position + token, scale, softcap, False, HEADS, HEAD_DIM, PAGE, WINDOW, SOFTCAP, KEYS, WIDTH, AHEAD, FAR,
-            PACKED,
+            seeing, scale, softcap, False, HEADS, HEAD_DIM, PAGE, WINDOW, SOFTCAP, KEYS, WIDTH, AHEAD, FAR, PACKED,
+            HALVES,
         )  # fmt: skip
         low = middle
     seen, total, peak = sweep(
         seen, total, peak, queries, keys, values, key_scales, value_scales, table, low, high, high,
-        position + token, scale, softcap, True, HEADS, HEAD_DIM, PAGE, WINDOW, SOFTCAP, KEYS, WIDTH, AHEAD, FAR, PACKED,
+        seeing, scale, softcap, True, HEADS, HEAD_DIM, PAGE, WINDOW, SOFTCAP, KEYS, WIDTH, AHEAD, FAR, PACKED, HALVES,
     )  # fmt: skip
 
     if NEW:
