@@ -30,7 +30,9 @@ class Launch:
     warps, stages: of a program, and of its pipeline. live: programs per multiprocessor that splitting aims at, where
     as many fit. fits: how many do by their shared memory, until the compiled kernel is asked (`Work`). processors:
     multiprocessors of the GPU. whole: a tile of this many keys or fewer is never split. adding: keys that a program
-    attends to while another one adds one more partial result up.
+    attends to while another one adds one more partial result up. halves: over keys and values of 8 bits, products are
+    in float16. ahead, late: page numbers come a step earlier, and sums of weights are added up after the loop, as
+    `sweep` says.
     """
 
     rows: int
@@ -43,6 +45,8 @@ class Launch:
     whole: int = 0
     adding: float = ADDING
     halves: bool = False
+    ahead: bool = False
+    late: bool = False
 
     def items(self, kv_heads: int, live: int) -> int:
         """Count the items that run at once with `live` programs per multiprocessor: an item has one per key head."""

@@ -26,13 +26,17 @@ def sweep(
     low: int, stop: int, high: int, position: tensor, scale: float, softcap: float,
     MASKED: constexpr, HEADS: constexpr, HEAD_DIM: constexpr, PAGE: constexpr, WINDOW: constexpr, SOFTCAP: constexpr,
     KEYS: constexpr, WIDTH: constexpr, AHEAD: constexpr, FAR: constexpr, PACKED: constexpr, HALVES: constexpr,
+    LATE: constexpr,
 ) -> tensor:  # fmt: skip
     """Take the keys low … stop - 1 in, KEYS at a time. MASKED: some row may not see all of them.
 
     AHEAD: a step has its page numbers from the step before. Otherwise they are one more load that must arrive before
-    keys can be asked for, which the compiler's pipeline hides behind more steps, so in more shared memory.
+    keys can be asked for, and the compiler's pipeline takes stages for it that would hold keys.
     key_scales, value_scales: this head's, where keys and values are e4m3; None where they have the queries' type. Two
     e4m3 values are read as one word, so there are two products, of even places and of odd ones. PACKED: see `widened`.
+    HALVES: these products are in float16. A weight times its value's scale must then fit, so `reach` bounds it.
+    LATE: each thread keeps its part of the sum of weights until the loop ends, which costs a register for each of its
+    scores, instead of adding all threads' parts up in every step.
     FAR: values may lie more than 2³¹ others away, which takes offsets of 64 bits, and registers.
     """
     EACH: constexpr = 1 if key_scales is None else 2  # values per loaded word
@@ -44,6 +48,8 @@ def sweep(
         queries, odd_queries = tl.split(tl.reshape(queries, [queries.shape[0], WIDTH // 2, 2]))
         keys = keys.to(tl.pointer_type(tl.int16), bitcast=True)
         values = values.to(tl.pointer_type(tl.int16), bitcast=True)
+    if LATE:
+        total = tl.where((tl.arange(0, KEYS) == 0)[None, :], total[:, None], 0.0)
     d = tl.arange(0, WIDTH // EACH)
     inside = (d < HEAD_DIM // EACH)[None, :]
     if AHEAD:
@@ -72,7 +78,10 @@ def sweep(
         weight, shrink, peak = weights(
             score, peak, key, high, position, scale, softcap, reach, MASKED, WINDOW, SOFTCAP
         )  # fmt: skip
-        total = total * shrink + tl.sum(weight, 1)
+        if LATE:
+            total = total * shrink[:, None] + weight
+        else:
+            total = total * shrink + tl.sum(weight, 1)
         if MASKED:  # values behind the last key may be anything, and 0 · NaN is NaN
             v = tl.load(values + at, mask=(key < high)[:, None] & inside, other=0)
         else:
@@ -86,6 +95,8 @@ def sweep(
         seen = tl.dot(weight.to(v.dtype), v, seen * shrink[:, None], input_precision="tf32x3")
     if EACH == 2:
         seen = tl.interleave(seen, odd_seen)
+    if LATE:
+        total = tl.sum(total, 1)
     return seen, total, peak
 
 
