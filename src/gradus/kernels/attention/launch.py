@@ -1,7 +1,8 @@
 """The shape of a paged attention launch: the tile of a program, its pipeline, and how many programs fill the GPU."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 import triton
@@ -30,9 +31,8 @@ class Launch:
     warps, stages: of a program, and of its pipeline. live: programs per multiprocessor that splitting aims at, where
     as many fit. fits: how many do by their shared memory, until the compiled kernel is asked (`Work`). processors:
     multiprocessors of the GPU. whole: a tile of this many keys or fewer is never split. adding: keys that a program
-    attends to while another one adds one more partial result up. halves: over keys and values of 8 bits, products are
-    in float16. ahead, late: page numbers come a step earlier, and sums of weights are added up after the loop, as
-    `sweep` says.
+    attends to while another one adds one more partial result up. halves: products over keys and values of 8 bits are in
+    float16. ahead: page numbers come a step early. late: sums of weights are added up after the loop. See `sweep`.
     """
 
     rows: int
@@ -51,6 +51,22 @@ class Launch:
     def items(self, kv_heads: int, live: int) -> int:
         """Count the items that run at once with `live` programs per multiprocessor: an item has one per key head."""
         return max(1, live * self.processors // kv_heads)
+
+
+class Form(NamedTuple):
+    """How the smallest tile goes over keys of 8 bits. Fields are `Launch`'s."""
+
+    keys: int
+    warps: int
+    stages: int
+    live: int = LIVE
+    halves: bool = False
+    ahead: bool = False
+    late: bool = False
+
+
+# By the bytes of a widened key: the fastest decodes of `benchmarks/kernels/fp8_decode.py`.
+EIGHT_BITS = {128: Form(128, 4, 2), 256: Form(128, 4, 2)}
 
 
 # The shape that `hopper_attention` is written for. One item at once: its tiles are never split.
@@ -103,8 +119,10 @@ def launches(
     every shape of them spills, and one of 32 rows nearly all that it has.
     """
     wide = triton.next_power_of_2(head_dim) * dtype.itemsize  # bytes of a key
+    form = None
     if eight_bits and wide <= 256 and dtype.itemsize == 2:
-        shapes = [(16, 128, 4, 2), (64, 128, 4, 2 if wide > 128 else 3)]
+        form = EIGHT_BITS[max(wide, 128)]
+        shapes = [(SMALLEST_TILE, *form[:3]), (64, 128, 4, 2 if wide > 128 else 3)]
     elif wide > 512 and dtype.itemsize == 2 and not eight_bits:
         shapes = [(16, 16, 4, 3), (64, 32, 8, 2)]
     elif wide > 1024 and group <= SMALLEST_TILE and not eight_bits:
@@ -121,14 +139,17 @@ def launches(
     cut = [fitted(shape, group, wide, dtype.itemsize, able.shared_memory) for shape in shapes if shape[0] >= group]
     by_rows = {shape[0]: shape for shape in cut}  # a tall tile may have been cut to the size of a small one
     narrow = wide <= 128 and group > 1 and not eight_bits
-    return tuple(
+    found = [
         Launch(
             *shape, live=worth(shape[0]), processors=processors,
             fits=able.programs(warps=shape[2], shared=bytes_needed(*shape[:2], shape[3], wide, dtype.itemsize)),
             whole=WHOLE if narrow and shape[0] == SMALLEST_TILE else 0,
         )
         for shape in by_rows.values()
-    )  # fmt: skip
+    ]  # fmt: skip
+    if form is not None and found[0].rows == SMALLEST_TILE:
+        found[0] = replace(found[0], live=form.live, halves=form.halves, ahead=form.ahead, late=form.late)
+    return tuple(found)
 
 
 def worth(rows: int) -> int:

@@ -78,10 +78,7 @@ def sweep(
         weight, shrink, peak = weights(
             score, peak, key, high, position, scale, softcap, reach, MASKED, WINDOW, SOFTCAP
         )  # fmt: skip
-        if LATE:
-            total = total * shrink[:, None] + weight
-        else:
-            total = total * shrink + tl.sum(weight, 1)
+        total = total * shrink[:, None] + weight if LATE else total * shrink + tl.sum(weight, 1)
         if MASKED:  # values behind the last key may be anything, and 0 · NaN is NaN
             v = tl.load(values + at, mask=(key < high)[:, None] & inside, other=0)
         else:
@@ -105,7 +102,11 @@ def weights(
     score: tensor, peak: tensor, key: tensor, high: int, position: tensor, scale: float, softcap: float,
     reach: tensor, MASKED: constexpr, WINDOW: constexpr, SOFTCAP: constexpr,
 ) -> tuple[tensor, tensor, tensor]:  # fmt: skip
-    """Turn a step's unscaled scores into (weights, the factor by which earlier sums shrink, the new peak)."""
+    """Turn a step's unscaled scores into (weights, the factor by which earlier sums shrink, the new peak).
+
+    position: of each row, or None where all rows see all keys below `high`. reach: see `reach_of`, or None; with it,
+    `scale` is a number for each row, and the peak may lie below a score or above all.
+    """
     if reach is not None:
         scale = scale[:, None]
     factor = scale * LOG2_E  # one multiplication for both, and where nothing is capped, in the exponent's addition

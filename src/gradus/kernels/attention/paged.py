@@ -102,8 +102,8 @@ def constants(
     return {
         "GROUP": group, "HEADS": heads, "HEAD_DIM": head_dim, "PAGE": page, "WINDOW": window or 0, "SOFTCAP": softcap,
         "ROWS": launch.rows, "KEYS": launch.keys, "WIDTH": width, "UNMASKED": launch.rows > 16 and not window,
-        "AHEAD": launch.ahead or launch.rows > 16, "FAR": far, "TAKEN": taken, "PACKED": packed, "HALVES": launch.halves,
-        "LATE": launch.late,
+        "AHEAD": launch.ahead or launch.rows > 16, "FAR": far, "TAKEN": taken, "PACKED": packed,
+        "HALVES": launch.halves, "LATE": launch.late,
         "SPLITS": max(1, launch.warps * MERGED_PER_WARP // (taken * width)),
     }  # fmt: skip
 
@@ -116,8 +116,8 @@ def _attend(
     softcap: float, eps: float, value_eps: constexpr,
     GROUP: constexpr, HEADS: constexpr, HEAD_DIM: constexpr, PAGE: constexpr, WINDOW: constexpr, SOFTCAP: constexpr,
     ROWS: constexpr, KEYS: constexpr, WIDTH: constexpr, UNMASKED: constexpr, AHEAD: constexpr,
-    FAR: constexpr, PACKED: constexpr, HALVES: constexpr, LATE: constexpr, TAKEN: constexpr, SPLITS: constexpr, NEW: constexpr,
-    PDL: constexpr,
+    FAR: constexpr, PACKED: constexpr, HALVES: constexpr, LATE: constexpr, TAKEN: constexpr, SPLITS: constexpr,
+    NEW: constexpr, PDL: constexpr,
 ) -> None:  # fmt: skip
     """Program (key head, item): heads next to each other in time, since they are next to each other in a page."""
     let_next_start(PDL)
@@ -146,7 +146,7 @@ def _attend(
     else:
         queries = tl.load(q + (first + token).to(tl.int64)[:, None] * q_stride + head_d, mask=there, other=0.0)
     seeing = position + token
-    if TAKEN < 2 * GROUP:  # a lone token sees all keys of its item
+    if HALVES and TAKEN < 2 * GROUP:  # a lone token sees all keys of its item; in 16 bits, knowing it takes registers
         seeing = None
     if UNMASKED:  # a long tile spends nearly all its time on keys that every row sees; else one loop does it all
         middle = tl.maximum(tl.minimum(high, (position + 1) // KEYS * KEYS), low)
