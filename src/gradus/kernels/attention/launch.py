@@ -65,7 +65,7 @@ class Form(NamedTuple):
     late: bool = False
 
 
-# By the bytes of a widened key: the fastest decodes of `benchmarks/kernels/fp8_decode.py`.
+# Forms of decodes by the bytes of a widened key: `benchmarks/kernels/fp8_decode.py` races them.
 EIGHT_BITS = {128: Form(128, 4, 2), 256: Form(128, 4, 2)}
 
 

@@ -93,7 +93,8 @@ def reach_of(scale: tensor) -> tensor:
     """log2 of the scales [K] of values, less the ROOM that float16 has above 1.
 
     A softmax whose peak is at least score + reach has no weight that exceeds float16 once multiplied by its scale.
-    """    exponent = tl.maximum(scale.to(tl.int32, bitcast=True), FAINT) >> 23
+    """
+    exponent = tl.maximum(scale.to(tl.int32, bitcast=True), FAINT) >> 23
     return exponent.to(tl.float32) - (127 + ROOM)
 
 
