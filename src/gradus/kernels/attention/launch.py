@@ -147,9 +147,14 @@ def launches(
         )
         for shape in by_rows.values()
     ]  # fmt: skip
-    if form is not None and found[0].rows == SMALLEST_TILE:
-        found[0] = replace(found[0], live=form.live, halves=form.halves, ahead=form.ahead, late=form.late)
-    return tuple(found)
+    return tuple(found if form is None else [_in_form(launch, form) for launch in found])
+
+
+def _in_form(launch: Launch, form: Form) -> Launch:
+    """Return the smallest tile in this form, and a taller one as it is."""
+    if launch.rows > SMALLEST_TILE:
+        return launch
+    return replace(launch, live=form.live, halves=form.halves, ahead=form.ahead, late=form.late)
 
 
 def worth(rows: int) -> int:

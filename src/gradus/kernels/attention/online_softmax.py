@@ -34,9 +34,8 @@ def sweep(
     keys can be asked for, and the compiler's pipeline takes stages for it that would hold keys.
     key_scales, value_scales: this head's, where keys and values are e4m3; None where they have the queries' type. Two
     e4m3 values are read as one word, so there are two products, of even places and of odd ones. PACKED: see `widened`.
-    HALVES: these products are in float16. A weight times its value's scale must then fit, so `reach` bounds it.
-    LATE: each thread keeps its part of the sum of weights until the loop ends, which costs a register for each of its
-    scores, instead of adding all threads' parts up in every step.
+    HALVES: these are in float16, and `reach` keeps a weight times its value's scale within it. LATE: threads add their
+    parts of the sum of weights up after the loop, not in every step, and hold a register per score until then.
     FAR: values may lie more than 2³¹ others away, which takes offsets of 64 bits, and registers.
     """
     EACH: constexpr = 1 if key_scales is None else 2  # values per loaded word
@@ -48,53 +47,59 @@ def sweep(
         queries, odd_queries = tl.split(tl.reshape(queries, [queries.shape[0], WIDTH // 2, 2]))
         keys = keys.to(tl.pointer_type(tl.int16), bitcast=True)
         values = values.to(tl.pointer_type(tl.int16), bitcast=True)
-    if LATE:
-        total = tl.where((tl.arange(0, KEYS) == 0)[None, :], total[:, None], 0.0)
+    total = tl.where((tl.arange(0, KEYS) == 0)[None, :], total[:, None], 0.0) if LATE else total
     d = tl.arange(0, WIDTH // EACH)
     inside = (d < HEAD_DIM // EACH)[None, :]
     if AHEAD:
         next_pages = pages_of(table, low + tl.arange(0, KEYS), high, PAGE)
     for start in tl.range(low, stop, KEYS):
         key = start + tl.arange(0, KEYS)
+        page = next_pages if AHEAD else pages_of(table, key, high, PAGE)
         if AHEAD:
-            page = next_pages
             next_pages = pages_of(table, key + KEYS, high, PAGE)
-        else:
-            page = pages_of(table, key, high, PAGE)
         page = page.to(tl.int64) if FAR else page.to(tl.int32)
         at = (page * PAGE + key % PAGE)[:, None] * (HEADS * HEAD_DIM // EACH) + d[None, :]
-        k = tl.load(keys + at) if WIDTH == HEAD_DIM else tl.load(keys + at, mask=inside, other=0)
+        k = _rows(keys + at, inside, WIDTH == HEAD_DIM)
         if EACH == 2:
-            k, odd_k = widened(k, queries.dtype, PACKED)
-            score = tl.dot(queries, tl.trans(k), input_precision="tf32x3")
-            score = tl.dot(odd_queries, tl.trans(odd_k), score, input_precision="tf32x3")
-            scales_at = page * (HEADS * PAGE) + key % PAGE  # powers of two: here as exact as on the keys, and fewer
-            score *= tl.load(key_scales + scales_at)[None, :]
+            scales_at = page * (HEADS * PAGE) + key % PAGE
+            score = _scores_in_8_bits(queries, odd_queries, k, key_scales + scales_at, PACKED)
             value_scale = tl.load(value_scales + scales_at, mask=key < high, other=0.0)
-            reach = reach_of(value_scale) if HALVES else None
         else:
             score = tl.dot(queries, tl.trans(k), input_precision="tf32x3")
-            reach = None
-        weight, shrink, peak = weights(
-            score, peak, key, high, position, scale, softcap, reach, MASKED, WINDOW, SOFTCAP
-        )  # fmt: skip
+        reach = reach_of(value_scale) if HALVES else None
+        weight, shrink, peak = weights(score, peak, key, high, position, scale, softcap, reach, MASKED, WINDOW, SOFTCAP)
         total = total * shrink[:, None] + weight if LATE else total * shrink + tl.sum(weight, 1)
-        if MASKED:  # values behind the last key may be anything, and 0 · NaN is NaN
-            v = tl.load(values + at, mask=(key < high)[:, None] & inside, other=0)
-        else:
-            v = tl.load(values + at) if WIDTH == HEAD_DIM else tl.load(values + at, mask=inside, other=0)
+        # values behind the last key may be anything, and 0 · NaN is NaN
+        v = _rows(values + at, (key < high)[:, None] & inside if MASKED else inside, WIDTH == HEAD_DIM and not MASKED)
         if EACH == 2:
             weight *= value_scale[None, :]
             # without `reach`, float16's exponents are too few for a weight times a scale
-            FROM_HALF: constexpr = queries.dtype == tl.float16 and not HALVES
-            v, odd_v = widened(v, tl.bfloat16 if FROM_HALF else queries.dtype, PACKED)
+            SIXTEEN: constexpr = tl.bfloat16 if queries.dtype == tl.float16 and not HALVES else queries.dtype
+            v, odd_v = widened(v, SIXTEEN, PACKED)
             odd_seen = tl.dot(weight.to(v.dtype), odd_v, odd_seen * shrink[:, None], input_precision="tf32x3")
         seen = tl.dot(weight.to(v.dtype), v, seen * shrink[:, None], input_precision="tf32x3")
-    if EACH == 2:
-        seen = tl.interleave(seen, odd_seen)
-    if LATE:
-        total = tl.sum(total, 1)
-    return seen, total, peak
+    seen = tl.interleave(seen, odd_seen) if EACH == 2 else seen
+    return seen, tl.sum(total, 1) if LATE else total, peak
+
+
+@triton.jit
+def _rows(at: tensor, inside: tensor, WHOLE: constexpr) -> tensor:
+    """Load what is `inside`, zeros elsewhere; WHOLE: everything is."""
+    return tl.load(at) if WHOLE else tl.load(at, mask=inside, other=0)
+
+
+@triton.jit
+def _scores_in_8_bits(
+    queries: tensor, odd_queries: tensor, words: tensor, key_scales: tensor, PACKED: constexpr
+) -> tensor:  # fmt: skip
+    """Multiply even and odd places of queries, [R, Dh / 2] each, by those of keys, which are words [K, Dh / 2].
+
+    The keys' scales, at pointers [K], are powers of two: as exact on scores as on keys, and fewer products.
+    """
+    keys, odd_keys = widened(words, queries.dtype, PACKED)
+    score = tl.dot(queries, tl.trans(keys), input_precision="tf32x3")
+    score = tl.dot(odd_queries, tl.trans(odd_keys), score, input_precision="tf32x3")
+    return score * tl.load(key_scales)[None, :]  # not sooner: they would take registers
 
 
 @triton.jit

@@ -113,11 +113,10 @@ def _attend(
     out: tensor, sums: tensor, peaks: tensor, totals: tensor, tickets: tensor, q: tensor, keys: tensor,
     values: tensor, tables: tensor, items: tensor, rotary: tensor, growth: tensor, q_gain: tensor, k_gain: tensor,
     key_scales: tensor, value_scales: tensor, sinks: tensor, q_stride: int, table_stride: int, scale: float,
-    softcap: float, eps: float, value_eps: constexpr,
+    softcap: float, eps: float, value_eps: constexpr, NEW: constexpr, PDL: constexpr,
     GROUP: constexpr, HEADS: constexpr, HEAD_DIM: constexpr, PAGE: constexpr, WINDOW: constexpr, SOFTCAP: constexpr,
     ROWS: constexpr, KEYS: constexpr, WIDTH: constexpr, UNMASKED: constexpr, AHEAD: constexpr,
     FAR: constexpr, PACKED: constexpr, HALVES: constexpr, LATE: constexpr, TAKEN: constexpr, SPLITS: constexpr,
-    NEW: constexpr, PDL: constexpr,
 ) -> None:  # fmt: skip
     """Program (key head, item): heads next to each other in time, since they are next to each other in a page."""
     let_next_start(PDL)
@@ -129,8 +128,7 @@ def _attend(
     if tokens == 0:
         return
 
-    row, d = tl.arange(0, ROWS), tl.arange(0, WIDTH)
-    token = row // GROUP
+    row, d, token = tl.arange(0, ROWS), tl.arange(0, WIDTH), tl.arange(0, ROWS) // GROUP
     there = ((row < ROWS // GROUP * GROUP) & (token < tokens))[:, None] & (d < HEAD_DIM)[None, :]
     head_d = (head * GROUP + row % GROUP)[:, None] * HEAD_DIM + d[None, :]
     keys, values, table = keys + head * HEAD_DIM, values + head * HEAD_DIM, tables + slot.to(tl.int64) * table_stride
@@ -145,9 +143,7 @@ def _attend(
         high = tl.minimum(high, position)
     else:
         queries = tl.load(q + (first + token).to(tl.int64)[:, None] * q_stride + head_d, mask=there, other=0.0)
-    seeing = position + token
-    if HALVES and TAKEN < 2 * GROUP:  # a lone token sees all keys of its item; in 16 bits, knowing it takes registers
-        seeing = None
+    seeing = None if HALVES and TAKEN < 2 * GROUP else position + token  # a lone token sees all keys of its item
     if UNMASKED:  # a long tile spends nearly all its time on keys that every row sees; else one loop does it all
         middle = tl.maximum(tl.minimum(high, (position + 1) // KEYS * KEYS), low)
         seen, total, peak = sweep(
