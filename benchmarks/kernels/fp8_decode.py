@@ -89,7 +89,7 @@ def name_of(launch: Launch) -> str:
 
 def compile_one(task: tuple[Shape, Launch]) -> None:
     shape, launch = task
-    Step.pool = torch.zeros(1 << 22, dtype=paged_attention.E4M3, device="cuda")
+    Step.pool = torch.zeros(1 << 25, dtype=paged_attention.E4M3, device="cuda")
     Step(shape, [1], [65]).plan([launch])
 
 
