@@ -4,6 +4,7 @@ test_paged_attention.py runs this in a process of its own: whether Triton interp
 Tiny on purpose, for a program takes the interpreter tens of milliseconds.
 """
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -63,6 +64,61 @@ def test_a_cache_of_more_values_than_32_bits_count_is_read_through_wider_offsets
     assert (found.double() - expected).norm() <= 1e-5 * expected.norm()
 
 
+IN_HALVES = [replace(launch, halves=True) for launch in (SMALL, LARGE)]
+HALF = 2.0**-10  # float16 rounds the weights alone
+
+
+def attended_in_halves(step: Step, **form: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """(found, expected) for queries of bfloat16, in float32, to which the interpreter rounds as a GPU does."""
+    step.q = step.q.bfloat16().float()
+    return step.attend(*(replace(launch, **form) for launch in IN_HALVES)).double(), step.expected()
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        Step(MIXED, fp8=True),
+        Step([(22, 40), (1, 60)], group=3, head_dim=24, page=24, window=7, softcap=1.5, fp8=True),
+        Step([(22, 40), (1, 60)], group=3, head_dim=24, sinks=True, fp8=True),
+    ],
+    ids=["mixed", "odd group and width, window, softcap", "sinks"],
+)
+@pytest.mark.parametrize("form", [{}, {"ahead": True, "late": True}], ids=["", "ahead, late"])
+def test_keys_and_values_of_8_bits_are_multiplied_in_float16(step, form):
+    found, expected = attended_in_halves(step, **form)
+    assert (found - expected).norm() <= HALF * expected.norm()
+
+
+@pytest.mark.parametrize("magnitude", [2.0**-60, 2.0**60], ids=["tiny", "huge"])
+@pytest.mark.parametrize("part", ["queries", "values"])
+def test_float16_does_not_bound_what_queries_and_values_may_be(part, magnitude):
+    """Scores keep their size. Every 16th token's value is 2^30 times as large, and its scale with it."""
+    step = Step([(1, 37), (1, 130), (3, 20)], fp8=True)
+    if part == "queries":
+        step.q *= magnitude
+        step.scales[0].mul_(1 / magnitude)
+    else:
+        step.scales[1].mul_(magnitude)
+        step.scales[1][:, :, 3] *= 2.0**30
+    found, expected = attended_in_halves(step)
+    assert (found - expected).norm() <= HALF * expected.norm()
+
+
+def test_many_keys_of_little_weight_count_in_float16_too():
+    """One key, whose value is 0, outweighs each of 400 others 2^20 times: what they weigh together is the result."""
+    step = Step([(1, 401)], heads=1, group=1, fp8=True)
+    step.q.zero_()[..., 0] = 1.0
+    keys, values = torch.zeros(step.keys.shape), torch.ones(step.values.shape)
+    first = step.tables[step.slots[0], 0]
+    keys[first, 0, 0, 0], values[first, 0, 0] = 46.0, 0.0  # 0.3 · 46 is 20 · log 2, nearly
+    step.keys, step.values = keys.to(step.keys.dtype), values.to(step.values.dtype)
+    for part in step.scales:
+        part.fill_(1.0)
+    found, expected = attended_in_halves(step)
+    assert 0 < expected.max() < 400 * 2.0**-18
+    assert (found - expected).norm() <= HALF * expected.norm()
+
+
 DECODES = [(1, 37), (1, 0), (1, 1), (1, 130), (1, 17)]  # a padded one, a first token, one at the start of a page
 # with drafts: over the end of a page, none of them there, a sequence of new tokens alone, the tile's fullest
 DRAFTED = [(3, 34), (1, 0), (1, 20), (2, 2), (4, 131), (5, 48)]
@@ -96,6 +152,15 @@ def test_decodes_turn_their_heads_and_store_what_is_new(step, norms):
         torch.testing.assert_close(
             found.double(), expected.double(), rtol=tolerance, atol=tolerance, equal_nan=True
         )  # fmt: skip
+
+
+@pytest.mark.parametrize("spans", [DECODES, DRAFTED], ids=["decodes", "drafts"])
+def test_new_tokens_follow_keys_that_are_multiplied_in_float16(spans):
+    step = Step(spans, window=16, group=3, head_dim=24, fp8=True, sinks=True)
+    (found, expected), *stored = step.attend_to_new_tokens(IN_HALVES[0], norms=True)
+    assert (found.double() - expected).norm() <= 2 * HALF * expected.norm()  # queries were rounded, too
+    for kept, wanted in stored:
+        torch.testing.assert_close(kept.double(), wanted.double(), rtol=1e-5, atol=1e-5, equal_nan=True)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """The paged attention kernels where there is no GPU: what they compute, interpreted; and what they compile to."""
 
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -11,8 +12,8 @@ import triton
 
 from gradus.kernels.attention import paged as paged_attention
 from gradus.kernels.attention import work as attention_work
-from gradus.kernels.attention.launch import Launch, launches
-from tests.kernels.ahead_of_time import H200, compile_for
+from gradus.kernels.attention.launch import EIGHT_BITS, Form, Launch, launches
+from tests.kernels.ahead_of_time import H200, compile_for, instructions
 from tests.kernels.interpreter import run_interpreted
 from tests.pairwise import first
 
@@ -89,6 +90,30 @@ def test_a_decode_over_8_bits_spills_nothing_and_takes_half_the_memory(head_dim,
     # scales too are on their way while others are worked on: 4 bytes to a thread, of keys and values, twice (the first
     # step's come before the loop)
     assert len(re.findall(r"cp\.async\.ca[^;]*, 0x4, ", found.assembly)) == 4
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_products_in_float16_take_two_thirds_of_the_instructions_to_widen_or_fewer(head_dim):
+    launch = launches(head_dim, torch.bfloat16, 4, eight_bits=True)[0]
+    found, wider = (
+        compiled(head_dim, 4, replace(launch, halves=halves), tokens=1, fp8=True) for halves in (True, False)
+    )
+    assert found.spilled == 0
+    assert "cvt.rn.f16x2.e4m3x2" in found.assembly and "f32.f16.f16.f32" in found.assembly
+    assert "fma.rn.bf16x2" not in found.assembly
+    widening = re.compile(r"^ .*\s(LOP3|SHF|PRMT|F2FP|HMUL2|HFMA2)\b", re.MULTILINE)
+    counts = [len(widening.findall(instructions(each.binary))) for each in (found, wider)]
+    assert counts[0] <= 2 / 3 * counts[1]
+
+
+def test_decodes_over_8_bits_take_the_form_that_the_table_has(monkeypatch):
+    form = Form(64, 2, 3, live=6, halves=True, ahead=True, late=True)
+    monkeypatch.setitem(EIGHT_BITS, 256, form)
+    small, *taller = launches(128, torch.bfloat16, 4, eight_bits=True)
+    assert Form(small.keys, small.warps, small.stages, small.live, small.halves, small.ahead, small.late) == form
+    others = (launches(64, torch.bfloat16, 4, eight_bits=True), launches(128, torch.bfloat16, 4))
+    others += (launches(128, torch.float32, 4, eight_bits=True), taller)
+    assert not any(launch.halves or launch.ahead or launch.late for each in others for launch in each)
 
 
 # Of 256 rows a thread spills some bytes, outside of the loop's products: it is faster all the same (on an H200).

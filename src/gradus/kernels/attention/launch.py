@@ -1,7 +1,8 @@
 """The shape of a paged attention launch: the tile of a program, its pipeline, and how many programs fill the GPU."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 import triton
@@ -30,7 +31,8 @@ class Launch:
     warps, stages: of a program, and of its pipeline. live: programs per multiprocessor that splitting aims at, where
     as many fit. fits: how many do by their shared memory, until the compiled kernel is asked (`Work`). processors:
     multiprocessors of the GPU. whole: a tile of this many keys or fewer is never split. adding: keys that a program
-    attends to while another one adds one more partial result up.
+    attends to while another one adds one more partial result up. halves: products over keys and values of 8 bits are in
+    float16. ahead: page numbers come a step early. late: sums of weights are added up after the loop. See `sweep`.
     """
 
     rows: int
@@ -42,6 +44,9 @@ class Launch:
     fits: int = LIVE
     whole: int = 0
     adding: float = ADDING
+    halves: bool = False
+    ahead: bool = False
+    late: bool = False
 
     def tokens(self, group: int) -> int:
         """The tokens that a tile has room for, whose query heads share key heads in groups of `group`."""
@@ -50,6 +55,22 @@ class Launch:
     def items(self, kv_heads: int, live: int) -> int:
         """Count the items that run at once with `live` programs per multiprocessor: an item has one per key head."""
         return max(1, live * self.processors // kv_heads)
+
+
+class Form(NamedTuple):
+    """How the smallest tile goes over keys of 8 bits. Fields are `Launch`'s."""
+
+    keys: int
+    warps: int
+    stages: int
+    live: int = LIVE
+    halves: bool = False
+    ahead: bool = False
+    late: bool = False
+
+
+# Forms of decodes by the bytes of a widened key: `benchmarks/kernels/fp8_decode.py` races them.
+EIGHT_BITS = {128: Form(128, 4, 2), 256: Form(128, 4, 2)}
 
 
 HOPPER_PAGE = 16
@@ -78,7 +99,10 @@ class HopperLaunch(Launch):
         head_dim: int, *, keys: int, stages: int, consumers: int, long: int, busy: float, window: int
     ) -> "HopperLaunch":
         rows, warps = HOPPER_ROWS * consumers, 4 * consumers + 1
-        return HopperLaunch(rows, keys, warps, stages, 1, 1, 1, 0, ADDING, head_dim, consumers, long, busy, window)
+        return HopperLaunch(
+            rows, keys, warps, stages, live=1, processors=1,
+            head_dim=head_dim, consumers=consumers, long=long, busy=busy, window=window,
+        )  # fmt: skip
 
     @staticmethod
     def padded(group: int) -> int:
@@ -147,8 +171,10 @@ def launches(
     every shape of them spills, and one of 32 rows nearly all that it has.
     """
     wide = triton.next_power_of_2(head_dim) * dtype.itemsize  # bytes of a key
+    form = None
     if eight_bits and wide <= 256 and dtype.itemsize == 2:
-        shapes = [(16, 128, 4, 2), (64, 128, 4, 2 if wide > 128 else 3)]
+        form = EIGHT_BITS[max(wide, 128)]
+        shapes = [(SMALLEST_TILE, *form[:3]), (64, 128, 4, 2 if wide > 128 else 3)]
     elif wide > 512 and dtype.itemsize == 2 and not eight_bits:
         shapes = [(16, 16, 4, 3), (64, 32, 8, 2)]
     elif wide > 1024 and group <= SMALLEST_TILE and not eight_bits:
@@ -165,14 +191,22 @@ def launches(
     cut = [fitted(shape, group, wide, dtype.itemsize, able.shared_memory) for shape in shapes if shape[0] >= group]
     by_rows = {shape[0]: shape for shape in cut}  # a tall tile may have been cut to the size of a small one
     narrow = wide <= 128 and group > 1 and not eight_bits
-    return tuple(
+    found = [
         Launch(
             *shape, live=worth(shape[0]), processors=processors,
             fits=able.programs(warps=shape[2], shared=bytes_needed(*shape[:2], shape[3], wide, dtype.itemsize)),
             whole=WHOLE if narrow and shape[0] == SMALLEST_TILE else 0,
         )
         for shape in by_rows.values()
-    )  # fmt: skip
+    ]  # fmt: skip
+    return tuple(found if form is None else [_in_form(launch, form) for launch in found])
+
+
+def _in_form(launch: Launch, form: Form) -> Launch:
+    """Return the smallest tile in this form, and a taller one as it is."""
+    if launch.rows > SMALLEST_TILE:
+        return launch
+    return replace(launch, live=form.live, halves=form.halves, ahead=form.ahead, late=form.late)
 
 
 def worth(rows: int) -> int:

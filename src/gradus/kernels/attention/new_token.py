@@ -155,7 +155,7 @@ def _taken_in(
         score = tl.dot(queries.to(key.dtype), tl.trans(key), input_precision="tf32x3")
         high = tl.where(counts, position + tokens, position)
         weight, shrink, new_peak = weights(
-            score, peak, new, high, position + token, scale, softcap, True, WINDOW, SOFTCAP
+            score, peak, new, high, position + token, scale, softcap, None, True, WINDOW, SOFTCAP
         )  # fmt: skip
         total = total * shrink + tl.sum(weight, 1)
         seen = tl.dot(weight.to(value.dtype), value, seen * shrink[:, None], input_precision="tf32x3")

@@ -69,7 +69,7 @@ def paged_attention(
     far = keys.numel() >= NEAR
     shape = constants(
         launch, group, heads, head_dim, work.longest, page, work.window, softcap is not None, far,
-        eight_bits=scales is not None, packed=q.is_cuda and q.dtype == torch.bfloat16,
+        eight_bits=scales is not None, packed=q.is_cuda and q.dtype != torch.float32,
     )  # fmt: skip
     early = starts_early()
     rotary, norms, eps, across, growth, value_eps = passage or NOTHING
@@ -102,7 +102,8 @@ def constants(
     return {
         "GROUP": group, "HEADS": heads, "HEAD_DIM": head_dim, "PAGE": page, "WINDOW": window or 0, "SOFTCAP": softcap,
         "ROWS": launch.rows, "KEYS": launch.keys, "WIDTH": width, "UNMASKED": launch.rows > 16 and not window,
-        "AHEAD": launch.rows > 16, "FAR": far, "TAKEN": taken, "PACKED": packed,
+        "AHEAD": launch.ahead or launch.rows > 16, "FAR": far, "TAKEN": taken, "PACKED": packed,
+        "HALVES": launch.halves, "LATE": launch.late,
         "SPLITS": max(1, launch.warps * MERGED_PER_WARP // (taken * width)),
     }  # fmt: skip
 
@@ -112,10 +113,10 @@ def _attend(
     out: tensor, sums: tensor, peaks: tensor, totals: tensor, tickets: tensor, q: tensor, keys: tensor,
     values: tensor, tables: tensor, items: tensor, rotary: tensor, growth: tensor, q_gain: tensor, k_gain: tensor,
     key_scales: tensor, value_scales: tensor, sinks: tensor, q_stride: int, table_stride: int, scale: float,
-    softcap: float, eps: float, value_eps: constexpr,
+    softcap: float, eps: float, value_eps: constexpr, NEW: constexpr, PDL: constexpr,
     GROUP: constexpr, HEADS: constexpr, HEAD_DIM: constexpr, PAGE: constexpr, WINDOW: constexpr, SOFTCAP: constexpr,
     ROWS: constexpr, KEYS: constexpr, WIDTH: constexpr, UNMASKED: constexpr, AHEAD: constexpr,
-    FAR: constexpr, PACKED: constexpr, TAKEN: constexpr, SPLITS: constexpr, NEW: constexpr, PDL: constexpr,
+    FAR: constexpr, PACKED: constexpr, HALVES: constexpr, LATE: constexpr, TAKEN: constexpr, SPLITS: constexpr,
 ) -> None:  # fmt: skip
     """Program (key head, item): heads next to each other in time, since they are next to each other in a page."""
     let_next_start(PDL)
@@ -127,8 +128,7 @@ def _attend(
     if tokens == 0:
         return
 
-    row, d = tl.arange(0, ROWS), tl.arange(0, WIDTH)
-    token = row // GROUP
+    row, d, token = tl.arange(0, ROWS), tl.arange(0, WIDTH), tl.arange(0, ROWS) // GROUP
     there = ((row < ROWS // GROUP * GROUP) & (token < tokens))[:, None] & (d < HEAD_DIM)[None, :]
     head_d = (head * GROUP + row % GROUP)[:, None] * HEAD_DIM + d[None, :]
     keys, values, table = keys + head * HEAD_DIM, values + head * HEAD_DIM, tables + slot.to(tl.int64) * table_stride
@@ -143,17 +143,19 @@ def _attend(
         high = tl.minimum(high, position)
     else:
         queries = tl.load(q + (first + token).to(tl.int64)[:, None] * q_stride + head_d, mask=there, other=0.0)
+    seeing = None if HALVES and TAKEN < 2 * GROUP else position + token  # a lone token sees all keys of its item
     if UNMASKED:  # a long tile spends nearly all its time on keys that every row sees; else one loop does it all
         middle = tl.maximum(tl.minimum(high, (position + 1) // KEYS * KEYS), low)
         seen, total, peak = sweep(
             seen, total, peak, queries, keys, values, key_scales, value_scales, table, low, middle, high,
-            position + token, scale, softcap, False, HEADS, HEAD_DIM, PAGE, WINDOW, SOFTCAP, KEYS, WIDTH, AHEAD, FAR,
-            PACKED,
+            seeing, scale, softcap, False, HEADS, HEAD_DIM, PAGE, WINDOW, SOFTCAP, KEYS, WIDTH, AHEAD, FAR, PACKED,
+            HALVES, LATE,
         )  # fmt: skip
         low = middle
     seen, total, peak = sweep(
         seen, total, peak, queries, keys, values, key_scales, value_scales, table, low, high, high,
-        position + token, scale, softcap, True, HEADS, HEAD_DIM, PAGE, WINDOW, SOFTCAP, KEYS, WIDTH, AHEAD, FAR, PACKED,
+        seeing, scale, softcap, True, HEADS, HEAD_DIM, PAGE, WINDOW, SOFTCAP, KEYS, WIDTH, AHEAD, FAR, PACKED, HALVES,
+        LATE,
     )  # fmt: skip
 
     if NEW:

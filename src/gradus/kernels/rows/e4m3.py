@@ -19,6 +19,8 @@ STEPS = constexpr(16384.0)  # 2^14: from here on, float32 counts in such steps
 STEPS_BITS = constexpr((127 + 14) << 23)
 REBIASED = constexpr((127 - 7) << 3)  # from float32's exponent to e4m3's, in bits of e4m3
 NAN = constexpr(0x7F)
+FAINT = constexpr((127 - 64) << 23)  # the bits of 2^-64: vectors below it are nothing next to any other
+ROOM = constexpr(15.0)  # float16 holds 2^15, and all of its precision down to 2^-14
 
 # Two words, each of two numbers in e4m3, as bfloat16: the lower bytes', then the upper bytes'. Exponent and mantissa
 # are moved to their places, which makes numbers 2^-120 times as large, subnormal ones too. NaN becomes 480: a vector
@@ -40,15 +42,32 @@ TO_BFLOAT16 = constexpr("""
 }
 """)
 
+# The same to float16, which holds every number of e4m3: from Ada on, one instruction widens two neighbors.
+TO_FLOAT16 = constexpr("""
+{
+    .reg .b32 word;
+    .reg .b16 low, high;
+    prmt.b32 word, $2, 0, 0x3120;
+    mov.b32 {low, high}, word;
+    cvt.rn.f16x2.e4m3x2 $0, low;
+    cvt.rn.f16x2.e4m3x2 $1, high;
+}
+""")
+
 
 @triton.jit
 def widened(words: tensor, dtype: constexpr, PACKED: constexpr) -> tuple[tensor, tensor]:
     """int16, two numbers of e4m3 in each, none NaN: those of the lower bytes and of the upper bytes, in dtype.
 
-    Words, because tensor cores take their operands from shared memory in pieces of 16 bits. PACKED: to bfloat16, two at
-    a time; Triton's own conversion goes by float16 and float32, one at a time, and would take longer than the reading.
+    Words, because tensor cores take their operands from shared memory in pieces of 16 bits. PACKED: to bfloat16 or
+    float16, two at a time; Triton's own conversion goes by float16 and float32, one at a time, and would take longer
+    than the reading.
     """
-    if PACKED:
+    if PACKED and dtype == tl.float16:
+        low, high = tl.inline_asm_elementwise(
+            TO_FLOAT16, "=r,=r,r", [words], dtype=(tl.float16, tl.float16), is_pure=True, pack=2
+        )
+    elif PACKED:
         low, high = tl.inline_asm_elementwise(
             TO_BFLOAT16, "=r,=r,r", [words], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=2
         )
@@ -56,6 +75,27 @@ def widened(words: tensor, dtype: constexpr, PACKED: constexpr) -> tuple[tensor,
         low = (words & 0xFF).to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(dtype)
         high = ((words >> 8) & 0xFF).to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(dtype)
     return low, high
+
+
+@triton.jit
+def in_float16(queries: tensor) -> tuple[tensor, tensor]:
+    """Bring queries [R, C] into float16's range. Returns them, and the power of two [R] that restores each row.
+
+    Exact for bfloat16, except for numbers below 2^-22 of a row's largest, which lose bits.
+    """
+    wide = queries.to(tl.float32)
+    unit, inverse = scales_of(tl.maximum(largest_of(wide), FAINT))
+    return (wide * inverse[:, None]).to(tl.float16), unit
+
+
+@triton.jit
+def reach_of(scale: tensor) -> tensor:
+    """log2 of the scales [K] of values, less the ROOM that float16 has above 1.
+
+    A softmax whose peak is at least score + reach has no weight that exceeds float16 once multiplied by its scale.
+    """
+    exponent = tl.maximum(scale.to(tl.int32, bitcast=True), FAINT) >> 23
+    return exponent.to(tl.float32) - (127 + ROOM)
 
 
 @triton.jit
