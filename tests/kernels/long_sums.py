@@ -33,7 +33,7 @@ def weights(q: Tensor, k: Tensor) -> Tensor:
 
 
 def missed(q: Tensor, k: Tensor, v: Tensor, at: int) -> Tensor:
-    """What the needle alone does to the result, in float64 [D]: the result less that with a usual value in its place."""
+    """The needle's part of the result, in float64 [D]: what is missing if a usual value takes its place."""
     return weights(q, k)[at] * (v[at, 0].double() - HAY)
 
 

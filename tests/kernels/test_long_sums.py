@@ -1,7 +1,6 @@
 """Sums over long texts: what attention keeps of one key among tens of thousands, in float32 and in fewer bits."""
 
 import pytest
-import torch
 
 from gradus.attention.reference import attend_causal
 from tests.kernels import long_sums

@@ -9,6 +9,7 @@ nothing is rounded. There it is widened to bfloat16, and `open_checkpoint` reads
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from gradus.errors import CheckpointError, ConfigError
 from gradus.loading import Checkpoint
-from gradus.models.families.records import read_config, write_config
+from gradus.models.families.records import write_config
 from gradus.quantization.gguf import FORMATS
 
 JOINED, PART = "carried.safetensors", "carried.part{:02d}"
@@ -36,9 +37,9 @@ class Cut:
 
     @classmethod
     def of(cls, used: Iterable[int], vocab_size: int) -> "Cut":
-        wanted = sorted(set(used))
-        spare = (token for token in range(vocab_size) if token not in set(wanted))
-        return cls(tuple(sorted([*wanted, *(next(spare) for _ in range(-len(wanted) % ROWS))])))
+        taken = set(used)
+        spare = (token for token in range(vocab_size) if token not in taken)
+        return cls(tuple(sorted([*taken, *islice(spare, -len(taken) % ROWS)])))
 
     def renumbering(self) -> dict[int, int]:
         """Each old number's new one."""
@@ -95,6 +96,8 @@ def unpack(parts: Sequence[Path], folder: Path) -> bytes:
 
     Raises CheckpointError if parts are missing.
     """
+    if not parts:
+        raise CheckpointError(f"{folder}: has no parts: name the folder that they were carried to")
     folder.mkdir(parents=True, exist_ok=True)
     joined = folder / JOINED
     with joined.open("wb") as whole:

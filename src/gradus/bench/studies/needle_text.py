@@ -1,8 +1,8 @@
 """Needles in a haystack: numbers hidden in a long text, questions about them, and a tail of untouched text.
 
-A needle is one sentence, "The secret number of Oslo is 48213.", at the end of another sentence. A haystack has one at
-each depth, so a question about one city must pass over the others' numbers ("multi-key" in RULER, Hsieh et al. 2024). It
-is built of token ids and has an exact length in tokens, whatever the text. Its last TAIL tokens have no needles: their
+A needle is one sentence, "The secret number of Oslo is 48213.", behind the end of another. A haystack has one at each
+depth, so a question about one city must pass over the others' numbers ("multi-key" in RULER, Hsieh et al. 2024). It is
+built of token ids and has an exact length in tokens, whatever the text. Its last TAIL tokens have no needles: their
 perplexity is measured. No torch here.
 """
 
