@@ -1,4 +1,4 @@
-"""What do keys and values in 8 bits lose over a long text? Needles found, and perplexity, by the cache's format.
+"""Measure how much keys and values in 8 bits lose over a long text: needles found, and perplexity, by cache format.
 
     PYTHONPATH=src:. python3 benchmarks/needle.py --lengths 4096 8192 --haystacks 1 --out benchmarks/needle_cpu.json
     PYTHONPATH=src:. python3 benchmarks/needle.py --pack FOLDER                                  # here, then there:
@@ -51,7 +51,7 @@ QUICK_TEXT = Path(__file__).parents[1] / "README.md"
 
 
 class Study(msgspec.Struct):
-    """What all formats are asked. text: its name. stretched: the context of engines with YaRN."""
+    """The haystacks that every format reads. text: its name. stretched: the context of engines with YaRN."""
 
     text: str
     digest: str
@@ -122,7 +122,6 @@ def measure(checkpoint: Checkpoint, study: Study, asked: argparse.Namespace) -> 
         "model": checkpoint.name,
         "text": study.text,
         "digest": study.digest,
-        "dtype": asked.dtype,
         "depths": [question.depth for question in study.haystacks[0].questions],
         "tail": study.haystacks[0].tail,
         "commit": asked.commit or commit(),
@@ -149,6 +148,7 @@ def read(model: Checkpoint, haystacks: list[Haystack], kv_dtype: str, found: dic
     before = list(found["rows"])
     for haystack, reading in zip(haystacks, read_all(model, haystacks, kv_dtype, **settings), strict=True):
         readings.setdefault(haystack.length, []).append(reading)
+        found["dtype"] = reading.dtype
         found["rows"] = before + [
             {"length": length, "kv_dtype": kv_dtype, "rope": rope, **recorded(each)}
             for length, each in readings.items()
@@ -159,7 +159,7 @@ def read(model: Checkpoint, haystacks: list[Haystack], kv_dtype: str, found: dic
             f"nll {reading.nll:.4f}, {reading.seconds:.1f} s", flush=True,
         )  # fmt: skip
         if asked.out:
-            asked.out.write_text(json.dumps(found, indent=None, separators=(",", ":")) + "\n", encoding="utf-8")
+            asked.out.write_text(json.dumps(found, separators=(",", ":")) + "\n", encoding="utf-8")
 
 
 def main() -> None:

@@ -69,5 +69,5 @@ def test_a_missing_part_is_one_line(parts, tmp_path):
 
 def test_only_a_file_of_blocks_is_carried(tmp_path):
     random = open_checkpoint("random:tiny-qwen2")
-    with pytest.raises(ConfigError, match="only a .gguf file's own bytes are carried"):
+    with pytest.raises(ConfigError, match=r"only a \.gguf file's own bytes are carried"):
         pack(random, Cut.of(USED, 400), STUDY, tmp_path, PART_BYTES)

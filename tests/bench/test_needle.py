@@ -1,8 +1,6 @@
 """Needles in a haystack: where they are, how answers are judged, and what keys and values of 8 bits change."""
 
-import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -10,7 +8,7 @@ import torch
 from gradus.attention.whole import WholeSequence
 from gradus.bench.record.needle_tables import needle_rows, verdict
 from gradus.bench.statistics import wilson
-from gradus.bench.studies.needle import answer_all, is_found, read_all, recorded, stretched, tail_nll
+from gradus.bench.studies.needle import answer_all, is_found, read_all, stretched, tail_nll
 from gradus.bench.studies.needle_text import CITIES, DEPTHS, ROOM, Hay, Question
 from gradus.errors import ConfigError
 from gradus.loading import Tokenizer, load_model, open_checkpoint
@@ -40,7 +38,7 @@ def test_needles_stand_behind_a_sentence_near_their_depths_once_each(hay):
     text = hay.tokenizer.decode(found.token_ids)  # a byte per token
     for question in found.questions:
         needle = hay.tokenizer.decode((*question.token_ids, *question.answer)).strip()
-        before, after = text.split(f" {needle}.")
+        before, _ = text.split(f" {needle}.")
         assert before.endswith(".")
         assert abs(len(before) / (len(text) - TAIL) - question.depth) < 0.02
     assert [question.depth for question in found.questions] == [*DEPTHS]

@@ -28,7 +28,7 @@ def haystack(keys: int, depth: float, seed: int = 0) -> tuple[Tensor, Tensor, Te
 
 
 def weights(q: Tensor, k: Tensor) -> Tensor:
-    """Of the softmax, in float64 [keys]."""
+    """The softmax's weights, in float64 [keys]."""
     return torch.softmax(SCALE * (k[:, 0].double() @ q[0, 0].double()), 0)
 
 

@@ -24,7 +24,7 @@ def test_torch_keeps_a_needle_at_any_length(keys):
 
 
 def lost(keys: int, bits: int) -> float:
-    """The error of a sum in a register of so many bits, in needles."""
+    """The error of a sum in a register of this width, in needles."""
     q, k, v, at = long_sums.haystack(keys, 0.1)
     terms = long_sums.weights(q, k)[:, None] * v[:, 0].double()
     error = long_sums.in_register(terms, bits) - terms.sum(0)

@@ -6,6 +6,7 @@ Read in this order:
     metrics.py       the numbers read from a sample, and how each one is shown
     scripts.py       what the scripts in `benchmarks` wrote
     agent_tables.py  what became of coding agents' sessions;  goodput_tables.py: the load that servers keep up with
+                     needle_tables.py: needles found in long texts
     prose.py         sentences whose numbers come from the results
     plots.py         figures, as SVG
     pages.py         the pages that show results, and their marks

@@ -13,12 +13,12 @@ JUDGED = (32768, 131072)  # lengths, in tokens
 
 
 def needle_parts(found: dict[str, Any], samples: str) -> list[Part]:
-    """What was asked, the table, and whether the goal is met."""
+    """Describe the study, show its table, and say whether the goal is met."""
     hardware = found["hardware"]
     machine = hardware.get("gpu") or f"{hardware['processor']}, {hardware['cores']} cores"
     each = len(found["rows"][0]["found"])
     return [
-        f"**{machine}**, {found['model']}, {found['text']}, {len(found['depths'])} needles in each of {each} haystacks "
+        f"**{machine}**, {found['model']} in {found['dtype']}, {found['text']}, {len(found['depths'])} needles in each of {each} haystacks "
         f"per length, perplexity of the last {found['tail']} tokens. Commit {found['commit']}. {samples}",
         needle_rows(found),
         *([verdict(found)] if any(row["length"] in JUDGED for row in found["rows"]) else []),

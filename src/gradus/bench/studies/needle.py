@@ -1,4 +1,4 @@
-"""What is lost over a long text when keys and values are kept in fewer bits: needles that are not found.
+"""Needles lost over a long text when keys and values are kept in fewer bits.
 
 The engine answers the same haystacks (needle_text.py) with each format of its cache. For each it reports
 
@@ -43,11 +43,13 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One haystack read with one format. nll: the mean of the tail's tokens, in nats."""
+    """One haystack read with one format. nll: the mean of the tail's tokens, in nats. dtype: of weights and activations,
+    in words."""
 
     answers: tuple[Answer, ...]
     nll: float
     seconds: float
+    dtype: str
 
 
 def stretched(checkpoint: Checkpoint, context: int) -> Checkpoint:
@@ -88,7 +90,7 @@ def read(llm: LLM, haystack: Haystack) -> Reading:
     begun = time.perf_counter()
     nll = tail_nll(llm, haystack)
     answers = tuple(answer_all(llm, haystack))
-    return Reading(answers, nll, time.perf_counter() - begun)
+    return Reading(answers, nll, time.perf_counter() - begun, llm.dtype)
 
 
 def tail_nll(llm: LLM, haystack: Haystack) -> float:

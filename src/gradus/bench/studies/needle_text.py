@@ -16,7 +16,7 @@ from gradus.errors import ConfigError
 from gradus.loading import Tokenizer
 
 DEPTHS = tuple(tenth / 10 for tenth in range(1, 10))
-"""Where needles are, as shares of what precedes the tail."""
+"""The needles' places, as shares of the text before the tail."""
 TAIL = 512
 """Tokens at the end whose perplexity is measured."""
 ROOM = 64
