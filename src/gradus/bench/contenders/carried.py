@@ -83,7 +83,7 @@ def pack(checkpoint: Checkpoint, cut: Cut, study: bytes, folder: Path, part_byte
 
 def split(file: Path, part_bytes: int) -> list[Path]:
     """Cut a file into parts next to it."""
-    parts = []
+    parts: list[Path] = []
     with file.open("rb") as whole:
         while piece := whole.read(part_bytes):
             parts.append(file.with_name(PART.format(len(parts))))

@@ -1,6 +1,7 @@
 """The table of benchmarks/needle*.json: needles found over a long text, by the format of keys and values."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from gradus.bench.record.study import Part
@@ -18,7 +19,8 @@ def needle_parts(found: dict[str, Any], samples: str) -> list[Part]:
     machine = hardware.get("gpu") or f"{hardware['processor']}, {hardware['cores']} cores"
     each = len(found["rows"][0]["found"])
     return [
-        f"**{machine}**, {found['model']} in {found['dtype']}, {found['text']}, {len(found['depths'])} needles in each of {each} haystacks "
+        f"**{machine}**, {found['model']} in {found['dtype']}, {found['text']}, "
+        f"{len(found['depths'])} needles in each of {each} haystacks "
         f"per length, perplexity of the last {found['tail']} tokens. Commit {found['commit']}. {samples}",
         needle_rows(found),
         *([verdict(found)] if any(row["length"] in JUDGED for row in found["rows"]) else []),
@@ -64,5 +66,5 @@ def hits(row: dict[str, Any]) -> list[int]:
     return [hit for haystack in row["found"] for hit in haystack]
 
 
-def mean(values: list[float]) -> float:
+def mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)

@@ -43,8 +43,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One haystack read with one format. nll: the mean of the tail's tokens, in nats. dtype: of weights and activations,
-    in words."""
+    """One haystack read with one format. nll: the mean of the tail's tokens, in nats. dtype: of weights and activations."""
 
     answers: tuple[Answer, ...]
     nll: float
