@@ -43,7 +43,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One haystack read with one format. nll: the mean of the tail's tokens, in nats. dtype: of weights and activations."""
+    """One haystack read with one format. nll: the mean of the tail's tokens, in nats. dtype: the model's, in words."""
 
     answers: tuple[Answer, ...]
     nll: float
