@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gradus.attention.whole import WholeSequence
-from gradus.bench.record.needle_tables import needle_rows, verdict
+from gradus.bench.record.needle_tables import needle_parts, needle_rows, verdict
 from gradus.bench.statistics import wilson
 from gradus.bench.studies.needle import answer_all, is_found, read_all, stretched, tail_nll
 from gradus.bench.studies.needle_text import CITIES, DEPTHS, ROOM, Hay, Question
@@ -169,6 +169,13 @@ def test_the_table_pairs_answers_and_the_verdict_counts_points():
     assert rows[0][header.index("found (95 %)")] == "87.5 % (53 to 98)"
     assert rows[1][header.index("ratio")] == "1.1052"
     assert verdict(found).endswith("missed at 32,768.")
+    about = {"hardware": {"processor": "A", "cores": "2"}, "model": "m", "dtype": "bfloat16", "text": "rain"}
+    caption, table, said = needle_parts(about | found | {"depths": [*range(4)], "tail": 16, "commit": "c"}, "Here.")
+    assert caption == (
+        "**A, 2 cores**, m in bfloat16, rain, haystacks per length: 2, with 4 needles each, perplexity of the last 16 "
+        "tokens. Commit c. Here."
+    )
+    assert table == (header, rows) and said == verdict(found)
     found["rows"][1] = row(32768, "fp8", plain)
     assert verdict(found) == "The goal, at most 2 points lost at 32,768 tokens, is met."
 

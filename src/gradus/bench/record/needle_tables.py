@@ -20,8 +20,8 @@ def needle_parts(found: dict[str, Any], samples: str) -> list[Part]:
     each = len(found["rows"][0]["found"])
     return [
         f"**{machine}**, {found['model']} in {found['dtype']}, {found['text']}, "
-        f"{len(found['depths'])} needles in each of {each} haystacks "
-        f"per length, perplexity of the last {found['tail']} tokens. Commit {found['commit']}. {samples}",
+        f"haystacks per length: {each}, with {len(found['depths'])} needles each, "
+        f"perplexity of the last {found['tail']} tokens. Commit {found['commit']}. {samples}",
         needle_rows(found),
         *([verdict(found)] if any(row["length"] in JUDGED for row in found["rows"]) else []),
     ]
