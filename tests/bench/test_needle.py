@@ -180,6 +180,15 @@ def test_the_table_pairs_answers_and_the_verdict_counts_points():
     assert verdict(found) == "The goal, at most 2 points lost at 32,768 tokens, is met."
 
 
+def test_a_run_that_was_cut_off_is_compared_over_what_both_read():
+    plain, fewer = [[1, 1, 1, 0], [0, 0, 0, 0]], [[1, 1, 1, 0]]
+    found = {"rows": [row(131072, "auto", plain), row(131072, "fp8", fewer)]}
+    header, rows = needle_rows(found)
+    assert rows[1][header.index("lost, gained")] == "0, 0"
+    assert verdict(found) == "The goal, at most 2 points lost at 131,072 tokens, is met."
+    assert verdict({"rows": found["rows"][:1]}).endswith("were not measured.")
+
+
 def test_an_interval_holds_at_the_ends():
     assert wilson(0, 10) == (0.0, pytest.approx(0.2775, abs=1e-3))
     assert wilson(10, 10) == (pytest.approx(0.7225, abs=1e-3), 1.0)

@@ -8,7 +8,7 @@ from gradus.bench.record.study import Part
 from gradus.bench.statistics import wilson
 
 NAMES = {"auto": "the model's type", "fp8": "`fp8`"}
-PLAIN = "auto"
+PLAIN, FEWER = "auto", "fp8"
 MUST_LOSE = 2.0  # points of needles found, at most
 JUDGED = (32768, 131072)  # lengths, in tokens
 
@@ -23,13 +23,13 @@ def needle_parts(found: dict[str, Any], samples: str) -> list[Part]:
         f"haystacks per length: {each}, with {len(found['depths'])} needles each, "
         f"perplexity of the last {found['tail']} tokens. Commit {found['commit']}. {samples}",
         needle_rows(found),
-        *([verdict(found)] if any(row["length"] in JUDGED for row in found["rows"]) else []),
+        verdict(found),
     ]
 
 
 def needle_rows(found: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     """A row per length and format. Lost and gained: questions whose answer only the model's type, or only this format,
-    gave."""
+    gave. A run that was cut off has read fewer haystacks with its last format: only those are compared."""
     header = ["tokens", "positions", "keys and values", "found (95 %)", "lost, gained", "log p", "perplexity", "ratio"]
     plain = {row["length"]: row for row in found["rows"] if row["kv_dtype"] == PLAIN}
     rows = []
@@ -38,7 +38,7 @@ def needle_rows(found: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
         low, high = wilson(sum(hits(row)), len(hits(row)))
         share = f"{100 * mean(hits(row)):.1f} % ({100 * low:.0f} to {100 * high:.0f})"
         first = row is against
-        pairs = list(zip(hits(against), hits(row), strict=True))
+        pairs = list(zip(hits(against), hits(row), strict=False))
         rows.append([
             f"{row['length']:,}",
             row["rope"],
@@ -54,12 +54,20 @@ def needle_rows(found: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
 
 def verdict(found: dict[str, Any]) -> str:
     """Say at which of the judged lengths the goal is met."""
-    shares = {(row["length"], row["kv_dtype"]): 100 * mean(hits(row)) for row in found["rows"]}
-    judged = [length for length in JUDGED if (length, "fp8") in shares]
-    missed = [length for length in judged if shares[length, PLAIN] - shares[length, "fp8"] > MUST_LOSE]
+    all_hits = {(row["length"], row["kv_dtype"]): hits(row) for row in found["rows"]}
+    judged = [length for length in JUDGED if (length, FEWER) in all_hits]
+    if not judged:
+        return f"The lengths that are judged, {' and '.join(f'{length:,}' for length in JUDGED)}, were not measured."
+    lost = {length: _points_lost(all_hits[length, PLAIN], all_hits[length, FEWER]) for length in judged}
+    missed = [length for length in judged if lost[length] > MUST_LOSE]
     where = " and ".join(f"{length:,}" for length in judged)
     goal = f"The goal, at most {MUST_LOSE:g} points lost at {where} tokens, is"
     return f"{goal} met." if not missed else f"{goal} missed at {' and '.join(f'{length:,}' for length in missed)}."
+
+
+def _points_lost(plain: list[int], fewer: list[int]) -> float:
+    """Points of needles found that are lost, over the questions that both were asked."""
+    return 100 * (mean(plain[: len(fewer)]) - mean(fewer))
 
 
 def hits(row: dict[str, Any]) -> list[int]:
