@@ -43,3 +43,16 @@ def significant(value: float, digits: int = 4) -> float:
     if value == 0 or not math.isfinite(value):
         return value
     return round(value, digits - 1 - math.floor(math.log10(abs(value))))
+
+
+def wilson(hits: int, trials: int, deviations: float = 1.96) -> tuple[float, float]:
+    """The interval of a share, by its score (Wilson 1927): unlike the normal one, it is right near 0 and 1 too.
+
+    deviations: 1.96 for 95 %. Raises ValueError without trials.
+    """
+    if not 0 <= hits <= trials or not trials:
+        raise ValueError(f"{hits} hits of {trials} trials")
+    share, each = hits / trials, deviations**2 / trials
+    middle = share + each / 2
+    spread = deviations * math.sqrt(share * (1 - share) / trials + each / (4 * trials))
+    return max(0.0, (middle - spread) / (1 + each)), min(1.0, (middle + spread) / (1 + each))

@@ -7,4 +7,5 @@ Read in this order:
     transformers.py  Hugging Face transformers
     llama_cpp.py     llama.cpp;  gguf_files.py: our checkpoints in its format
                     gguf_experts.py: their experts;  gguf_random.py: random weights in a shape's Q4_K_M file
+    carried.py       a .gguf file's model in parts, for machines that take little at a time
 """

@@ -7,6 +7,7 @@ Read in this order:
     scripts.py       what the scripts in `benchmarks` wrote
     agent_tables.py  what became of coding agents' sessions;  goodput_tables.py: the load that servers keep up with
     long_tables.py   what a long prompt costs, chunk by chunk and by its length
+                     needle_tables.py: needles found in long texts
     prose.py         sentences whose numbers come from the results
     plots.py         figures, as SVG
     pages.py         the pages that show results, and their marks

@@ -13,6 +13,7 @@ from gradus.bench.record.agent_tables import agent_tables
 from gradus.bench.record.goodput_tables import goodput_parts, users_parts
 from gradus.bench.record.long_tables import prompt_tables, step_tables
 from gradus.bench.record.metrics import percent, shown
+from gradus.bench.record.needle_tables import needle_parts
 from gradus.bench.record.study import Part
 from gradus.bench.statistics import median
 
@@ -210,4 +211,6 @@ SCRIPTS: dict[str, Callable[[dict[str, Any], str], list[Part]]] = {
     "agents": agent_tables,
     "goodput": goodput_parts,
     "goodput-users": users_parts,
+    "needle": needle_parts,
+    "needle-cpu": needle_parts,
 }

@@ -7,5 +7,7 @@ Read in this order:
     quality.py             a quantized model against its original;  divergence.py: the arithmetic;
                            quality_text.py: the text;  quality_report.py: its report
     speculation_report.py  the report on drafters (measured by `benchmarks`)
+    needle.py              needles found in long texts, by the cache's format (measured by `benchmarks`);
+                           needle_text.py: the texts
     scheduling.py          the scheduler in simulation, and its report
 """
