@@ -133,7 +133,7 @@ class EngineConfig(EngineOptions):
     slowdown: float | None = setting(
         None,
         "While a long prompt is computed, others take at most this many times as long per token, on average: it sits "
-        "out most steps. A prompt is long if it fills more than five steps of step_target.",
+        "out most steps. A prompt is long if it fills more than ten steps of step_target.",
         unset=f"no limit; gradus serve on a GPU: {SERVED_SLOWDOWN:g}",
         above=1,
         heeded="final",
