@@ -9,7 +9,8 @@ arrives. One engine serves all ways in turn, which differ in step target and slo
 Rows have the time per token (TPOT) of each conversation's tokens before the prompt's arrival and until its first token,
 in milliseconds, their ratios, the gaps between tokens, the prompt's time to first token (TTFT) in seconds, and the
 number of its chunks. A prompt that is not read after `--seconds` is cancelled, and how far it got is reported.
-`--simulated` lets the roofline be the clock and needs no GPU; `--quick` runs a tiny model.
+`--simulated` lets the roofline be the clock and needs no GPU; `--quick` runs a tiny model. `--mixes` answers another
+question by the roofline: what do a server's defaults cost the throughput of loads that are always full?
 """
 
 import argparse
@@ -42,6 +43,15 @@ FEWEST = 50  # gaps of a conversation within a phase, for its time per token to 
 MEASURED = Machine(bandwidth=4.2e12, rate=7.7e14)
 """An H200's rates as its benchmarks record them (`benchmarks/answered/prefill.json`), rounded."""
 SERVED = (SERVED_STEP_TARGETS["cuda"], SERVED_SLOWDOWN)
+MIXES = {
+    "chat": (64, 400, ((32, 1024),), (16, 256)),
+    "prompts of 4,000": (64, 200, ((3000, 5000),), (100, 300)),
+    "prompts of 12,000": (32, 96, ((8000, 15_000),), (100, 300)),
+    "prompts of 30,000": (16, 48, ((25_000, 35_000),), (100, 300)),
+    "prompts of 60,000": (16, 40, ((55_000, 65_000),), (100, 300)),
+    "chat, one in 150 of 100,000": (32, 400, (*[(200, 500)] * 149, (100_000, 100_000)), (100, 300)),
+}
+"""Loads of Llama-3.1-8B: clients, requests in all, lengths of prompts (one of them by chance), of answers."""
 
 
 class Watched:
@@ -198,7 +208,7 @@ def rows(asked: argparse.Namespace, made: dict[str, Any]) -> None:
         from gradus import LLM
 
         cache = asked.long + 2 * asked.streams * (asked.prompt + asked.answer) + 4096
-        llm = LLM(f"random:{asked.shape}", device=asked.device, cache_tokens=None if asked.quick else 2 * cache,
+        llm = LLM(f"random:{asked.shape}", device=asked.device, cache_tokens=None if asked.quick else cache,
                   switch_off=("prefix_cache",))  # fmt: skip
         engine, clock = llm.engine, time.perf_counter
         made |= fingerprint(llm.device)
@@ -210,6 +220,39 @@ def rows(asked: argparse.Namespace, made: dict[str, Any]) -> None:
         asked.out.write_text(json.dumps(made, indent=1), encoding="utf-8")
         print(json.dumps(made["rows"][-1]), flush=True)
         scheduler.left_cost = scheduler.left_long = math.inf  # as without a target
+
+
+def mixed(name: str, way: tuple[float, float] | None) -> dict[str, Any]:
+    """Simulate a load in which each client asks again as soon as it has its answer."""
+    clients, count, prompts, answer = MIXES[name]
+    target, slowdown = way or (None, math.inf)
+    simulation = Simulation(
+        256, 1 << 16, token_budget=TOKEN_BUDGET, machine=MEASURED, step_target=target, slowdown=slowdown
+    )
+    engine, clock, draw = simulation.engine, simulation.clock, Random(name)
+    asked, times = dict[str, float](), dict[str, list[float]]()
+
+    def ask() -> None:
+        request = str(len(asked))
+        tokens = [int(draw.random() * VOCABULARY) for _ in range(draw.randint(*draw.choice(prompts)))]
+        params = SamplingParams(max_tokens=draw.randint(*answer), ignore_eos=True, seed=0)
+        asked[request], times[request] = clock.now, []
+        engine.submit(Request.create(request, tokens, params, engine.limits))
+
+    for _ in range(clients):
+        ask()
+    while engine.has_work:
+        for output in engine.step():
+            times[output.request_id] += [clock.now] * len(output.tokens)
+            if output.finish_reason is not None and len(asked) < count:
+                ask()
+    return {
+        "load": name,
+        "way": "no step target" if way is None else "served",
+        "output_tok_s": significant(sum(map(len, times.values())) / clock.now),
+        "ttft_s": summary([each[0] - asked[request] for request, each in times.items()]),
+        "tpot_ms": summary([1e3 * (each[-1] - each[0]) / (len(each) - 1) for each in times.values()]),
+    }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -224,6 +267,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only-served", action="store_true", help="leave the way without a step target out")
     parser.add_argument("--seconds", type=float, default=45.0, help="after which a long prompt is cancelled")
     parser.add_argument("--simulated", action="store_true", help="let the roofline be the clock")
+    parser.add_argument("--mixes", nargs="*", choices=[*MIXES], metavar="LOAD", help="loads to simulate; none: all")
     parser.add_argument("--quick", action="store_true", help="a tiny model, for tests")
     parser.add_argument("--commit")
     parser.add_argument("--out", type=Path, required=True)
@@ -235,6 +279,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "commit": asked.commit or commit(), "shape": asked.shape, "clock": "roofline" if asked.simulated else "wall",
         "streams": asked.streams, "prompt": asked.prompt, "answer": asked.answer, "long": asked.long, "rows": [],
     }  # fmt: skip
+    if asked.mixes is not None:
+        made = {"commit": made["commit"], "shape": "llama-3.1-8b", "clock": "roofline", "rows": []}
+        made["rows"] = [mixed(name, way) for name in asked.mixes or MIXES for way in (None, SERVED)]
+        asked.out.write_text(json.dumps(made, indent=1), encoding="utf-8")
+        return 0
     rows(asked, made)
     return 0
 
