@@ -14,6 +14,7 @@ question by the roofline: what do a server's defaults cost the throughput of loa
 """
 
 import argparse
+import itertools
 import json
 import math
 import sys
@@ -28,7 +29,7 @@ from gradus.bench.predict.roofline import Machine
 from gradus.bench.predict.simulation import VOCABULARY, Simulation
 from gradus.bench.run.script import ran
 from gradus.bench.statistics import distribution, percentile, significant
-from gradus.config.options import DEFAULT_PAGE_SIZE, SERVED_SLOWDOWN, SERVED_STEP_TARGETS
+from gradus.config.options import SERVED_SLOWDOWN, SERVED_STEP_TARGETS
 from gradus.engine.engine import Engine
 from gradus.engine.plan import Plan, Result
 from gradus.engine.request import Request, SamplingParams
@@ -158,7 +159,7 @@ def measured(
 def phase(streams: dict[str, list[float]], began: float, ended: float) -> dict[str, Any]:
     """Summarize the tokens of conversations between two moments."""
     within = [[each for each in times if began <= each <= ended] for times in streams.values()]
-    gaps = [[1e3 * (later - sooner) for sooner, later in zip(times, times[1:], strict=False)] for times in within]
+    gaps = [[1e3 * (later - sooner) for sooner, later in itertools.pairwise(times)] for times in within]
     each = [sum(mine) / len(mine) for mine in gaps if len(mine) >= FEWEST] or [
         sum(mine) / len(mine) for mine in gaps if mine
     ]
@@ -253,6 +254,34 @@ def mixed(name: str, way: tuple[float, float] | None) -> dict[str, Any]:
         "ttft_s": summary([each[0] - asked[request] for request, each in times.items()]),
         "tpot_ms": summary([1e3 * (each[-1] - each[0]) / (len(each) - 1) for each in times.values()]),
     }
+
+
+def table(found: Sequence[dict[str, Any]]) -> str:
+    """Format results of several shapes for docs/design/p06.md."""
+    lines = [
+        "| | TPOT before, p50 | while it is read: p50, p99 | gaps, p99 | the prompt's TTFT, alone | chunks |",
+        "|---|---|---|---|---|---|",
+    ]
+    for each in found:
+        for row in each["rows"]:
+            before, beside, times = row["before"], row["beside"], row["tpot_ratio"]
+            lines.append(
+                f"| {each['shape']}, {row['way']} | {before['tpot_ms']['p50']:.2f} ms | {times['p50']:.4g} ×, "
+                f"{times['p99']:.4g} × | {beside['gap_ms']['p99']:.0f} ms | {row['long_seconds']:.1f}, "
+                f"{row['long_alone_s']:.1f} s | {row['chunks']} |"
+            )
+    return "\n".join(lines)
+
+
+def table_of_mixes(found: dict[str, Any]) -> str:
+    """Format the simulated loads for docs/design/p06.md: without a step target, and as served."""
+    lines = ["| load | output tok/s, served | TPOT p50 | TPOT p99 | TTFT p50 |", "|---|---|---|---|---|"]
+    for without, served in zip(found["rows"][::2], found["rows"][1::2], strict=True):
+        rates = f"{without['output_tok_s']:.0f}, {served['output_tok_s']:.0f}"
+        tpot = [f"{without['tpot_ms'][p]:.1f}, {served['tpot_ms'][p]:.1f} ms" for p in ("p50", "p99")]
+        ttft = f"{without['ttft_s']['p50']:.2g}, {served['ttft_s']['p50']:.2g} s"
+        lines.append(f"| {without['load']} | {rates} | {' | '.join(tpot)} | {ttft} |")
+    return "\n".join(lines)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

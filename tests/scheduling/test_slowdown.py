@@ -239,7 +239,7 @@ def test_an_interrupted_step_is_not_paid_for_in_full():
     target.began(plan)
     expected = target._debt - before
     target.took(plan, 100.0)
-    assert 0 < expected and target._debt <= before + 1.001 * LARGEST_RISE * expected
+    assert expected > 0 and target._debt <= before + 1.001 * LARGEST_RISE * expected
 
 
 def test_a_prompt_is_long_by_what_is_new_in_it():

@@ -26,7 +26,9 @@ from gradus.engine.sequence import Sequence
 LARGEST_RISE = 2.0  # the most that one step counts, as a multiple of the estimate: it may have been interrupted
 UNMEASURED = 16.0  # the cost of prompts in a shared step before the first step was measured
 LONG = 10.0  # full steps that a prompt takes, at least, to count as long: streams get over a shorter one at once
-CHUNK = 16.0  # steps without prompts that the chunk of a long one lasts: many times its fixed cost, and a 16 / n of what
+CHUNK = (
+    16.0  # steps without prompts that the chunk of a long one lasts: many times its fixed cost, and a 16 / n of what
+)
 # n tokens take, by which their average may exceed the promise
 
 

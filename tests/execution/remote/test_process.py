@@ -112,7 +112,9 @@ def test_a_runner_refuses_what_it_would_ignore(settings, line):
 
 
 def test_every_setting_of_the_engine_is_asked_for():
-    assert {"policy", "step_target", "slowdown", "phase", "impl", "runner"} == {*THE_ENGINES} and set(GIVEN) == {*THE_RUNNERS}
+    assert {"policy", "step_target", "slowdown", "phase", "impl", "runner"} == {*THE_ENGINES} and set(GIVEN) == {
+        *THE_RUNNERS
+    }
 
 
 def test_prefixes_on_disk_are_refused_on_both_sides():

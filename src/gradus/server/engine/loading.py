@@ -69,7 +69,9 @@ def prepared(settings: ServerConfig, checkpoint: "Checkpoint", device: "torch.de
     if settings.remote:
         raise ConfigError("the memory of a model in another process is that process's to plan: leave out --runner")
     config = checkpoint.config
-    settings = settings.merge({"memory_fraction": memory_fraction(settings, device.type)} | promises(settings, device.type))
+    settings = settings.merge(
+        {"memory_fraction": memory_fraction(settings, device.type)} | promises(settings, device.type)
+    )
     limits = ModelLimits(config.vocab_size, resolve_context(settings.context_length, config.context_length))
     options = settings.options(limits, device.type)
     keeps = keeps_bits(settings.dtype, options, device)
