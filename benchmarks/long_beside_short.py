@@ -1,4 +1,4 @@
-"""What does a long prompt cost the conversations that decode while it is read, and what do they cost it?
+"""Measures a long prompt among conversations that decode while it is read: what it costs them, and what they cost it.
 
     PYTHONPATH=src:. python3 benchmarks/long_beside_short.py --shape llama-3.2-1b --out "$OUT"/long_beside_short.json
     PYTHONPATH=src:. python3 benchmarks/long_beside_short.py --simulated --shape llama-3.1-8b --out simulated.json

@@ -8,8 +8,8 @@ not fit an empty cache; so the best always advances, ends, and frees its slot: e
 
 A step target (`gradus.scheduling.step_target`) limits the prompts' tokens, in a step that several sequences share, to
 what fits into a time that streams can bear. Short prompts then pass long ones (`gradus.scheduling.passing`): prompts
-that are shorter than the rest of the best one get up to half of these tokens, and the best one gets all others. With a
-`slowdown`, long prompts also sit out most steps of the sequences that decode.
+that are shorter than the rest of the best one get up to half of these tokens, and the best one gets the remainder. With
+a `slowdown`, long prompts also sit out most steps in which sequences decode.
 
 Plans may be made while earlier ones are still under way. Then the token that a decode starts from is not known: the
 plan says UNKNOWN, and the runner, which has the token on the device, fills it in. Planning needs lengths alone.
@@ -306,7 +306,7 @@ class Scheduler:
         self.left_cost = math.inf if alone else target.room(len(self.columns.going().slots))
 
     def _sits_out(self, sequence: Sequence) -> bool:
-        """Whether it is a long prompt, and the step is one of those that it leaves to the others."""
+        """Whether it is a long prompt that leaves this step to the others."""
         return self.left_long <= 0 and self.target is not None and self.target.is_long(sequence)
 
     def continue_prompts(self) -> None:
@@ -347,6 +347,8 @@ class Scheduler:
         if self.left_cost < math.inf and self.target is not None:
             left = self.left_cost - _price(sequence) * self.target.cost(start, end)
             self.left_cost = max(0.0, left) if logits else 0.0  # a cut prompt has filled the step
+            if self.target.is_long(sequence):
+                self.left_long -= self.target.cost(start, end)
 
     def _end_of_span(self, sequence: Sequence, start: int) -> int:
         """Return where a span from `start` on would end: one token is always taken."""

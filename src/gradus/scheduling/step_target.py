@@ -1,5 +1,4 @@
-"""What a step may cost that several sequences share: how long it lasts, and how often a long prompt is in it. No torch
-here.
+"""Limits what prompts cost the sequences that share their steps: per step, and on average. No torch here.
 
 Every stream waits while a step computes a chunk of another prompt. Its reader notices seconds, not tokens, and a token
 takes a hundred times as long on one machine as on another. It also takes longer the further on it is, since it attends
@@ -26,10 +25,9 @@ from gradus.engine.sequence import Sequence
 LARGEST_RISE = 2.0  # the most that one step counts, as a multiple of the estimate: it may have been interrupted
 UNMEASURED = 16.0  # the cost of prompts in a shared step before the first step was measured
 LONG = 10.0  # full steps that a prompt takes, at least, to count as long: streams get over a shorter one at once
-CHUNK = (
-    16.0  # steps without prompts that the chunk of a long one lasts: many times its fixed cost, and a 16 / n of what
-)
-# n tokens take, by which their average may exceed the promise
+CHUNK = 16.0
+"""The length of a long prompt's chunks, in steps without prompts. It is many times a chunk's fixed cost. The average of
+an answer of n tokens may exceed the promise by CHUNK / n, if it meets one chunk more than its share."""
 
 
 class Issued(NamedTuple):
