@@ -202,6 +202,7 @@ def ways(asked: argparse.Namespace) -> Iterator[tuple[str, tuple[float, float] |
 def rows(asked: argparse.Namespace, made: dict[str, Any]) -> None:
     """Measure every way and write the results after each."""
     config = SHAPES[asked.shape]
+    clock: Callable[[], float]
     if asked.simulated:
         simulation = Simulation(256, 1 << 15, token_budget=TOKEN_BUDGET, shape=asked.shape, machine=MEASURED)
         engine, clock = simulation.engine, simulation.clock

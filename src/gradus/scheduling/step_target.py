@@ -100,7 +100,8 @@ class StepTarget:
 
     def began(self, plan: Plan) -> None:
         """Record that a step was planned."""
-        long_cost = sum([self._cost_of(span) for span in plan.spans if self.is_long(span.sequence)])
+        long = [span for span in plan.spans if span.sequence is not None and self.is_long(span.sequence)]
+        long_cost = sum([self._cost_of(span) for span in long])
         expected = long_cost * self.pace if self._rate else 0.0
         self._debt += expected
         self._issued.append(Issued(self.clock(), long_cost, expected, self._rate))
