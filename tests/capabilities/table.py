@@ -49,6 +49,7 @@ SAME: dict[str, dict[str, Any]] = {
     "speculate, a draft model": {"speculate": "draft:random:tiny-llama", "drafts": 3},
     "token_budget": {"token_budget": 8},
     "step_target": {"step_target": 60.0},  # prompts pass; shorter, its chunks would depend on the machine's load
+    "slowdown": {"step_target": 60.0, "slowdown": 1.1},
     "cache_tokens": {"cache_tokens": 96},  # sequences are preempted
     "page_size": {"page_size": 4},
     "policy": {"policy": "priority"},
@@ -91,6 +92,7 @@ REFUSED_SETTINGS: dict[Pair, str] = (
         frozenset({one, switch}): SWITCHED_OFF.format(one, switch)
         for one, switch in (("token_budget", "chunked"), ("step_target", "chunked"), ("prefix_dir", "prefix_cache"))
     }
+    | {frozenset({"slowdown", "chunked"}): SWITCHED_OFF.format("step_target", "chunked")}  # which it needs
 )
 """Pairs of settings that raise a ConfigError, and its line."""
 

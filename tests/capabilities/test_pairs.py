@@ -36,14 +36,14 @@ KEPT = tuple(name for name in SWITCHES if name != "prefix_cache")
 # Each engine has many capabilities at once, so that every pair that is not refused is in one of them: `make test` runs
 # these, and `make stress` each pair by itself, which says where to look.
 TOGETHER = [
-    ("tensor_parallel", *COMMON, "token_budget", "step_target", "speculate"),
-    ("pipeline_parallel", *COMMON, "token_budget", "step_target"),
+    ("tensor_parallel", *COMMON, "token_budget", "step_target", "slowdown", "speculate"),
+    ("pipeline_parallel", *COMMON, "token_budget", "step_target", "slowdown"),
     ("tensor_parallel", "pipeline_parallel", *COMMON, *SWITCHES),
-    ("speculate", *COMMON, "quantize", "token_budget", "step_target", "prefix_dir"),
-    ("speculate, a draft model", *COMMON, "token_budget", "step_target", "prefix_dir"),
+    ("speculate", *COMMON, "quantize", "token_budget", "step_target", "slowdown", "prefix_dir"),
+    ("speculate, a draft model", *COMMON, "token_budget", "step_target", "slowdown", "prefix_dir"),
     ("speculate", *COMMON, "quantize", "prefix_dir", *KEPT),
     ("speculate, a draft model", *COMMON, "quantize", *SWITCHES),
-    ("speculate", *COMMON, "token_budget", "step_target", *OFF),
+    ("speculate", *COMMON, "token_budget", "step_target", "slowdown", *OFF),
 ]
 ROOT = Path(__file__).parents[2]
 RANKS = {"tensor_parallel", "pipeline_parallel"}

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gradus.config.options import SERVED_STEP_TARGET
+from gradus.config.options import SERVED_STEP_TARGETS
 from gradus.device.threads import usable_cores
 
 TINY = ["--model", "random:tiny-llama", "--dtype", "float32", "--port", "0"]
@@ -321,7 +321,8 @@ def test_it_serves_until_it_is_told_to_stop(process):
         "page_size": 16,
         "cache_tokens": 4096,
         "policy": "priority",
-        "step_target": SERVED_STEP_TARGET,
+        "step_target": SERVED_STEP_TARGETS["cpu"],
+        "slowdown": None,
         "kv_dtype": "auto",
         "activations": "float",
         "speculate": "ngram",

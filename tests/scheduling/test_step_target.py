@@ -128,7 +128,7 @@ def test_steps_planned_ahead_keep_the_target_too(lag):
 def test_the_runners_own_time_of_a_step_counts_where_it_has_one():
     target = StepTarget(1.0, EVEN, VirtualClock())
     for _ in range(2):
-        target.began()
+        target.began(Plan())
     target.took(Plan(), 0.25)
     target.took(Plan(), 0.0)  # the clock has not moved
     assert target._plain < 0.25

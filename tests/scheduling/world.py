@@ -1,5 +1,6 @@
 """Random work for a scheduler, with everything watched that must hold whatever happens."""
 
+import math
 import random
 from collections.abc import Callable
 
@@ -41,11 +42,12 @@ class World:
         target: float | None = None,
         step_s: float = 1.0,
         row_s: float = 0.0,
+        slowdown: float = math.inf,
     ) -> None:
         self.clock = VirtualClock()
         self.cache = PagedCache(pages, page_size, windows, PrefixIndex() if shared else None)
         times = TimeLimits(self.clock, 1 if drafting is None else 1 + drafting.most)
-        self.target = None if target is None else StepTarget(target, EVEN, self.clock, micro_batches)
+        self.target = None if target is None else StepTarget(target, EVEN, self.clock, micro_batches, slowdown)
         self.scheduler = scheduler(self.cache, slots, budget, policy, times, drafting, micro_batches, self.target)
         self.runner = Replica(page_size, self.clock, step_s, row_s, windows=windows, guess=guess)
         self.engine = Engine(self.scheduler, self, LIMITS, lag, times)
@@ -109,14 +111,25 @@ class World:
         assert all(span.start + len(span.tokens) < span.sequence.longest for span in spans), "planned past its end"
         entered = {admission.slot for admission in plan.admissions}
         under_way = [span for span in plan.spans if span.slot not in entered]
-        best = min(under_way, key=lambda span: span.sequence.order, default=None)
-        newcomers = [span for span in plan.spans if span.slot in entered and not (self.target and passes(span, best))]
+        best = min(under_way, key=lambda span: by_order(span.sequence), default=None)
+        planned = {span.sequence for span in plan.spans}
+        sitting_out = [each for each in self.scheduler.current.prefilling if each not in planned]
+        first = min([*(span.sequence for span in under_way), *sitting_out], key=by_order, default=None)
+        passing = [span for span in plan.spans if self.target and self.passes(span, first, plan)]
+        newcomers = [span for span in plan.spans if span.slot in entered and span not in passing]
         worst = max((span.sequence.order for span in newcomers), default=None)
         waiting = [sequence.order for sequence in self.scheduler.waiting]
         assert worst is None or not waiting or worst < min(waiting), "somebody overtook the head of the queue"
-        if self.target and best is not None:
+        if self.target and best is not None and best.sequence is first:
             whole, one_more = sum(map(cost, plan.spans)), 1 + (best.start + len(best.tokens)) / EVEN
             assert best.logits or cost(best) + one_more >= whole / 2, "the best prompt has less than half of the step"
+
+    def passes(self, span: Span, best: Sequence | None, plan: Plan) -> bool:
+        """Whether a new prompt may pass the best one under way: it is shorter than the rest, and of the same rank."""
+        if best is None or best.order[0] != span.sequence.order[0]:
+            return False
+        starts = {each.sequence: each.start for each in plan.spans}
+        return len(span.sequence.tokens) - span.start < len(best.tokens) - starts.get(best, self.cache.stored(best.id))
 
     def watch_best(self, best: Sequence) -> None:
         """Who was first among those running still runs, has ended, or gave way to a better class."""
@@ -153,11 +166,8 @@ class World:
         assert not self.engine.in_flight, "a step was never waited for"
 
 
-def passes(span: Span, best: Span | None) -> bool:
-    """Whether a new prompt may pass the best one under way: it is shorter than the rest, and of the same rank."""
-    if best is None or best.sequence.order[0] != span.sequence.order[0]:
-        return False
-    return len(span.sequence.tokens) - span.start < len(best.sequence.tokens) - best.start
+def by_order(sequence: Sequence) -> tuple[float, int]:
+    return sequence.order
 
 
 def cost(span: Span) -> float:
@@ -207,6 +217,7 @@ def random_world(
         micro_batches=micro_batches,
         target=[None, 1.0, 4.0][seed % 7 % 3],
         row_s=[0.1, 1.0][seed % 2],
+        slowdown=[math.inf, 1.2][seed % 5 % 2],
     )
     for number in range(12):
         world.add(random_request(f"r{number}", draw))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gradus.config.options import SERVED_STEP_TARGET
+from gradus.config.options import SERVED_SLOWDOWN, SERVED_STEP_TARGETS
 from gradus.engine.request import ModelLimits
 from gradus.engine.structured import Structured
 from gradus.loading import Tokenizer
@@ -26,7 +26,7 @@ def opened(monkeypatch):
 @pytest.mark.parametrize(
     ("settings", "target"),
     [
-        ({}, SERVED_STEP_TARGET),
+        ({}, SERVED_STEP_TARGETS["cpu"]),
         ({"step_target": 0.3}, 0.3),
         ({"step_target": 0}, 0),
         ({"switch_off": ["chunked"]}, None),
@@ -35,6 +35,22 @@ def opened(monkeypatch):
 )
 def test_a_server_on_a_cpu_limits_the_steps_that_its_clients_share(settings, target):
     assert loading.keywords(ServerConfig(**{"device": "cpu", **settings}))["step_target"] == target
+
+
+@pytest.mark.parametrize(
+    ("settings", "promises"),
+    [
+        ({}, (SERVED_STEP_TARGETS["cuda"], SERVED_SLOWDOWN)),
+        ({"slowdown": 1.2}, (SERVED_STEP_TARGETS["cuda"], 1.2)),
+        ({"step_target": 0.05}, (0.05, SERVED_SLOWDOWN)),
+        ({"step_target": 0}, (0, None)),
+        ({"switch_off": ["chunked"]}, (None, None)),
+        ({"phase": "p06"}, (None, None)),
+    ],
+)
+def test_a_server_on_a_gpu_limits_what_a_long_prompt_costs_the_others(settings, promises):
+    assert tuple(loading.promises(ServerConfig(**settings), "cuda").values()) == promises
+    assert loading.promises(ServerConfig(**settings), "cpu")["slowdown"] == settings.get("slowdown")
 
 
 def test_both_sides_of_a_server_open_the_tokenizer_once(opened):

@@ -8,6 +8,7 @@ measured by leaving it alone out of the final engine. `on_gpu.py` composes the m
 """
 
 import logging
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -129,7 +130,8 @@ def step_target(config: EngineConfig, model: ModelConfig, times: TimeLimits) -> 
     """Create the target of steps that several sequences share; None without one."""
     if not config.step_target:
         return None
-    return StepTarget(config.step_target, even_position(model), times.clock, turns=config.pipeline_parallel)
+    turns, slowdown = config.pipeline_parallel, math.inf if config.slowdown is None else config.slowdown
+    return StepTarget(config.step_target, even_position(model), times.clock, turns, slowdown)
 
 
 def draft_shapes(config: EngineConfig, trained: HeadsConfig | None, model: bool) -> DraftShapes | None:

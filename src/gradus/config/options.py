@@ -17,8 +17,11 @@ NGRAM, DRAFT, HEADS = "ngram", "draft:", "heads:"
 
 DEFAULT_PAGE_SIZE = 16
 
-SERVED_STEP_TARGET = 0.15
-"""The step target of servers on CPUs: streams then go on at about the speed at which people read."""
+SERVED_STEP_TARGETS = {"cpu": 0.15, "cuda": 0.1}
+"""The step targets of servers. On a CPU, streams then go on at about the speed at which people read. On a GPU, the
+products of a step are as fast per token as those of a longer one (8B in 16 bits on an H200)."""
+SERVED_SLOWDOWN = 1.4
+"""The slowdown of servers on GPUs. On a CPU they have none: a long prompt takes tens of seconds there as it is."""
 
 MOST_DRAFTS = 16
 """Most drafts per step: further ones are seldom right, even in copied text, and their rows cost more than they gain."""
@@ -121,9 +124,18 @@ class EngineConfig(EngineOptions):
         None,
         "Longest step that several requests share: prompts get fewer tokens of it, and short ones pass long ones. If "
         "a step without prompts takes more than half of it, twice such a step. 0: no limit.",
-        unset=f"no limit; gradus serve on a CPU: {SERVED_STEP_TARGET:g}",
+        unset="no limit; gradus serve on a CPU: {cpu:g}, on a GPU: {cuda:g}".format(**SERVED_STEP_TARGETS),
         least=0,
         unit="seconds",
+        heeded="final",
+        panel=_CACHE,
+    )
+    slowdown: float | None = setting(
+        None,
+        "While a long prompt is computed, others take at most this many times as long per token, on average: it sits "
+        "out most steps. A prompt is long if it fills more than ten steps of step_target.",
+        unset=f"no limit; gradus serve on a GPU: {SERVED_SLOWDOWN:g}",
+        above=1,
         heeded="final",
         panel=_CACHE,
     )

@@ -21,7 +21,7 @@ THE_RUNNERS = (
 )  # fmt: skip
 """Settings of the process that runs the model, where that is another one than the engine's."""
 THE_RUNNERS_SWITCHES = ("chunked", "kernels", "graphs")
-THE_ENGINES = ("policy", "step_target", "phase", "impl", "runner")
+THE_ENGINES = ("policy", "step_target", "slowdown", "phase", "impl", "runner")
 """Settings that such a process leaves to the engine."""
 THE_ENGINES_SWITCHES = ("prefix_cache", "overlap")
 NEITHERS = ("prefix_dir", "prefix_dir_size")
@@ -122,6 +122,8 @@ class Settings:
             raise ConfigError("token_budget does nothing with chunked switched off: leave one of them out")
         if "chunked" in self.switch_off and given.get("step_target"):
             raise ConfigError("step_target does nothing with chunked switched off: leave one of them out")
+        if "slowdown" in given and not given.get("step_target"):
+            raise ConfigError("slowdown does nothing without step_target: set step_target, or leave slowdown out")
         suiting = {name: one.suits[device] for name, one in SETTINGS.items() if device in one.suits}
         # optimizations that this kind of device does not have are off, without a warning
         absent = {name: False for name, one in SWITCHES.items() if not one.suits.get(device, True)}

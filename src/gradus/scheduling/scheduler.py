@@ -8,7 +8,8 @@ not fit an empty cache; so the best always advances, ends, and frees its slot: e
 
 A step target (`gradus.scheduling.step_target`) limits the prompts' tokens, in a step that several sequences share, to
 what fits into a time that streams can bear. Short prompts then pass long ones (`gradus.scheduling.passing`): prompts
-that are shorter than the rest of the best one get up to half of these tokens, and the best one gets all others.
+that are shorter than the rest of the best one get up to half of these tokens, and the best one gets the remainder. With
+a `slowdown`, long prompts also sit out most steps in which sequences decode.
 
 Plans may be made while earlier ones are still under way. Then the token that a decode starts from is not known: the
 plan says UNKNOWN, and the runner, which has the token on the device, fills it in. Planning needs lengths alone.
@@ -141,6 +142,7 @@ class Scheduler:
         self.plan = Plan()  # the plan being made
         self.left = 0  # tokens that the plan has room for
         self.left_cost = math.inf  # the cost of prompts that it has room for
+        self.left_long = math.inf  # that of long prompts alone
         self.issued = self.committed = 0  # counts of plans; those in between are under way
         self.preemptions = self.cached_tokens = 0
         self._entered: list[tuple[Sequence, TableChange]] = []  # decoding sequences that this plan gives a page
@@ -218,7 +220,8 @@ class Scheduler:
         if due := columns.at_page_end():
             self.enter_pages(due)
         self.left = (self.token_budget or sys.maxsize) - len(columns.going().slots)
-        self.left_cost = math.inf if self.target is None else self._room_for_prompts(self.target)
+        if self.target is not None:
+            self._limit_prompts(self.target)
         if self.current.prefilling:
             self.continue_prompts()
         if (
@@ -237,7 +240,7 @@ class Scheduler:
         self.issued += 1
         self.under_way.append(self.current)
         if self.target is not None:
-            self.target.began()
+            self.target.began(self.plan)
         return self.plan
 
     @property
@@ -294,13 +297,17 @@ class Scheduler:
                 self.columns.entered(sequence, end)
                 self.current.moved.append(sequence)
 
-    def _room_for_prompts(self, target: StepTarget) -> float:
-        """Return the cost of prompts that the plan has room for: without limit if only one sequence waits for it."""
-        if self.active_count + len(self.waiting) == 1:
-            return math.inf
-        slots, _, offsets, _ = self.columns.going()
-        positions = int(offsets.sum()) + len(slots) * (self.columns.planned + 1)
-        return target.room(len(slots) + positions / target.even)
+    def _limit_prompts(self, target: StepTarget) -> None:
+        """Set the cost of prompts that the plan has room for: without limit if only one sequence waits for it."""
+        decoding = sum([each.columns.count for each in self.micro_batches])
+        starting = min(len(self.waiting), len(self.free_slots))
+        self.left_long = target.room_for_long(decoding, self.active_count - decoding + starting)
+        alone = self.active_count + len(self.waiting) == 1
+        self.left_cost = math.inf if alone else target.room(len(self.columns.going().slots))
+
+    def _sits_out(self, sequence: Sequence) -> bool:
+        """Whether it is a long prompt that leaves this step to the others."""
+        return self.left_long <= 0 and self.target is not None and self.target.is_long(sequence)
 
     def continue_prompts(self) -> None:
         """Plan the next chunks of the prompts under way, best first, after those that pass the best one."""
@@ -314,7 +321,7 @@ class Scheduler:
 
     def continue_prompt(self, sequence: Sequence) -> None:
         """Plan the next chunk of a prompt under way, as far as the step has room."""
-        if self._has_room and sequence.slot >= 0:  # not preempted for an earlier one
+        if self._has_room and sequence.slot >= 0 and not self._sits_out(sequence):  # nor preempted for an earlier one
             self.place(sequence)
 
     @property
@@ -340,12 +347,15 @@ class Scheduler:
         if self.left_cost < math.inf and self.target is not None:
             left = self.left_cost - _price(sequence) * self.target.cost(start, end)
             self.left_cost = max(0.0, left) if logits else 0.0  # a cut prompt has filled the step
+            if self.target.is_long(sequence):
+                self.left_long -= self.target.cost(start, end)
 
     def _end_of_span(self, sequence: Sequence, start: int) -> int:
         """Return where a span from `start` on would end: one token is always taken."""
         most = self.left // _price(sequence)
         if self.left_cost < math.inf and self.target is not None:
-            most = min(most, self.target.tokens(start, self.left_cost / _price(sequence)))
+            left = min(self.left_cost, self.left_long) if self.target.is_long(sequence) else self.left_cost
+            most = min(most, self.target.tokens(start, left / _price(sequence)))
         return min(len(sequence.tokens), start + max(1, most))
 
     # -- short prompts pass a long one ---------------------------------------------------------------------------------
@@ -366,8 +376,10 @@ class Scheduler:
 
     def _half_for(self, best: Sequence) -> tuple[int, float]:
         """Return the tokens and the cost of half of the step's room, or what the rest of `best` takes, if that is
-        less."""
+        less; nothing if it sits the step out."""
         assert self.target is not None
+        if self._sits_out(best):
+            return 0, 0.0
         end, price = len(best.tokens), _price(best)
         rest = self.target.cost(self.cache.stored(best.id), end)
         return min(price * self.passing.rest(best), -(-self.left // 2)), min(price * rest, self.left_cost / 2)
@@ -446,8 +458,11 @@ class Scheduler:
     def admit(self) -> None:
         """Start waiting sequences, best first, until one finds no slot, no pages or no tokens left: none overtakes it.
 
-        A sequence that is too late stops the round as well: the engine ends it before the next step.
+        A sequence that is too late stops the round as well: the engine ends it before the next step. A prompt under way
+        that sits the step out has its place in it: it is passed by those that may, and by no others.
         """
+        if any(self._sits_out(sequence) for sequence in self.current.prefilling):
+            return
         while self._has_room and (sequence := self.waiting.head()) is not None:
             if self._has_its_share or self.times.too_late(sequence) or not self.start_next(sequence):
                 return
@@ -464,7 +479,7 @@ class Scheduler:
 
     def start_next(self, sequence: Sequence) -> bool:
         """Start a waiting sequence, under "priority" if need be in place of worse ones. False: it must wait."""
-        if self.committed < sequence.resumes or self.waits_for_pages(sequence):
+        if self.committed < sequence.resumes or self._sits_out(sequence) or self.waits_for_pages(sequence):
             return False
         while not self.enter(sequence):
             if self.policy != "priority":
@@ -479,7 +494,8 @@ class Scheduler:
         """Give it a slot, its prefix from the index, and pages for its first span; or nothing, and return False."""
         if not self.free_slots or self._spare < self._wanted(sequence):
             return False
-        available, hit = self.cache.available, self.find_prefix(sequence)
+        available = self.cache.available
+        hit = sequence.known = self.find_prefix(sequence)
         pages = self.cache.pages_for(self._end_of_span(sequence, hit) - hit)
         if self._spare < pages:
             self._refusal = Refusal(sequence, hit, pages + available - self.cache.available)

@@ -11,7 +11,7 @@ from tests.capabilities.answers import EVERY, answers, differing, reference
 from tests.capabilities.table import CHANGING, asked, settings_of
 from tests.execution.remote.pairs import serving
 
-ENGINES = ("policy", "step_target")
+ENGINES = ("policy", "step_target", "slowdown")
 SOME = EVERY[6::7]
 
 
@@ -32,7 +32,7 @@ def remote(tmp_path, *settings: str, **more) -> Iterator[LLM]:
 @pytest.mark.parametrize(
     ("settings", "numbers"),
     [
-        (("cache_tokens", "page_size", "policy", "token_budget", "step_target"), EVERY),
+        (("cache_tokens", "page_size", "policy", "token_budget", "step_target", "slowdown"), EVERY),
         (("windows", "kv_dtype", "cache_tokens", "speculate", "token_budget"), SOME),
         (("speculate", "cache_tokens", "overlap"), EVERY),
         (("quantize", "kernels", "prefix_cache"), SOME),

@@ -98,6 +98,7 @@ def test_an_engine_refuses_the_switches_of_its_runner(switch):
     [
         ({"policy": "priority"}, "policy does nothing in a runner: give it to the engine, or leave it out"),
         ({"step_target": 0.1}, "step_target does nothing in a runner"),
+        ({"slowdown": 1.5}, "slowdown does nothing in a runner"),
         ({"phase": "p05"}, "phase does nothing in a runner"),
         ({"runner": "unix:/x"}, "runner does nothing in a runner"),
         ({"switch_off": ("overlap",)}, "switch_off overlap does nothing in a runner"),
@@ -111,7 +112,9 @@ def test_a_runner_refuses_what_it_would_ignore(settings, line):
 
 
 def test_every_setting_of_the_engine_is_asked_for():
-    assert {"policy", "step_target", "phase", "impl", "runner"} == {*THE_ENGINES} and set(GIVEN) == {*THE_RUNNERS}
+    assert {"policy", "step_target", "slowdown", "phase", "impl", "runner"} == {*THE_ENGINES} and set(GIVEN) == {
+        *THE_RUNNERS
+    }
 
 
 def test_prefixes_on_disk_are_refused_on_both_sides():

@@ -7,6 +7,7 @@ machine. The wall clock measures only the scheduler itself. No torch here.
 
 import gc
 import itertools
+import math
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -31,9 +32,10 @@ from gradus.engine.plan import Column, Plan, Result, Sampled
 from gradus.engine.request import ModelLimits, Request, SamplingParams, SchedulingParams
 from gradus.engine.sequence import Output, Sequence
 from gradus.engine.time_limits import TimeLimits
-from gradus.models.config import ModelConfig
+from gradus.models.config import ModelConfig, even_position
 from gradus.models.shapes import SHAPES
 from gradus.scheduling.scheduler import Scheduler
+from gradus.scheduling.step_target import StepTarget
 
 SHAPE = "llama-3.1-8b"
 H200 = Machine(bandwidth=4.8e12, rate=989e12)
@@ -131,15 +133,31 @@ def _micro(seconds: Iterable[float]) -> dict[str, float]:
 
 
 class Simulation:
-    """A scheduler in its loop over a simulated machine, with a stopwatch at every call into it."""
+    """A scheduler in its loop over a simulated machine, with a stopwatch at every call into it.
 
-    def __init__(self, batch: int, pages: int, policy: Policy = "fcfs", token_budget: int = TOKEN_BUDGET) -> None:
-        self.clock = VirtualClock()
+    step_target, slowdown: the engine's settings. machine: by default, an H200 by its published rates.
+    """
+
+    def __init__(
+        self,
+        batch: int,
+        pages: int,
+        policy: Policy = "fcfs",
+        token_budget: int = TOKEN_BUDGET,
+        *,
+        shape: str = SHAPE,
+        machine: Machine = H200,
+        step_target: float | None = None,
+        slowdown: float = math.inf,
+    ) -> None:
+        self.clock, config = VirtualClock(), SHAPES[shape]
         self.cache = PagedCache(pages, DEFAULT_PAGE_SIZE, index=PrefixIndex())
-        times = TimeLimits(self.clock)
-        self.scheduler = Scheduler(self.cache, batch, token_budget, policy, times)
-        limits = ModelLimits(VOCABULARY, SHAPES[SHAPE].context_length)
-        runner = SimulatedRunner(SHAPES[SHAPE], self.clock, batch)
+        times, target = TimeLimits(self.clock), None
+        if step_target is not None:
+            target = StepTarget(step_target, even_position(config), self.clock, slowdown=slowdown)
+        self.scheduler = Scheduler(self.cache, batch, token_budget, policy, times, target=target)
+        limits = ModelLimits(VOCABULARY, config.context_length)
+        runner = SimulatedRunner(config, self.clock, batch, machine)
         self.watch = Stopwatch()
         self.engine = Engine(_Watched(self), runner, limits, times=times)
 

@@ -8,7 +8,7 @@ same two functions can replace it.
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from gradus.config.options import SERVED_STEP_TARGET, SETTINGS
+from gradus.config.options import SERVED_SLOWDOWN, SERVED_STEP_TARGETS, SETTINGS
 from gradus.engine.core import Core
 from gradus.engine.request import ModelLimits
 from gradus.errors import ConfigError
@@ -69,7 +69,9 @@ def prepared(settings: ServerConfig, checkpoint: "Checkpoint", device: "torch.de
     if settings.remote:
         raise ConfigError("the memory of a model in another process is that process's to plan: leave out --runner")
     config = checkpoint.config
-    settings = settings.merge({"memory_fraction": memory_fraction(settings, device.type)})
+    settings = settings.merge(
+        {"memory_fraction": memory_fraction(settings, device.type)} | promises(settings, device.type)
+    )
     limits = ModelLimits(config.vocab_size, resolve_context(settings.context_length, config.context_length))
     options = settings.options(limits, device.type)
     keeps = keeps_bits(settings.dtype, options, device)
@@ -119,15 +121,26 @@ def load_engine(config: ServerConfig, progress: Progress | None = None) -> tuple
 
 
 def keywords(config: ServerConfig) -> dict[str, Any]:
-    """The keywords for `LLM`. Clients share a server's steps: on this process's CPU, these have a target by default."""
+    """The keywords for `LLM`, with a server's own defaults."""
     from gradus.models.precision import resolve_device
 
-    given, cut = config.keywords(), config.phase is None and "chunked" not in config.switch_off
+    given = config.keywords()
     if config.share[1] > 1:
         given["memory_fraction"] = memory_fraction(config, resolve_device(config.device).type)
-    if given["step_target"] is None and cut and not config.remote and resolve_device(config.device).type == "cpu":
-        given["step_target"] = SERVED_STEP_TARGET
+    if not config.remote:
+        given |= promises(config, resolve_device(config.device).type)
     return given
+
+
+def promises(config: ServerConfig, device: str) -> dict[str, float | None]:
+    """Return the step target and the slowdown of a server on this kind of device, "cpu" or "cuda": its clients share
+    steps, so both have defaults where prompts are cut."""
+    given = config.keywords()
+    target, slowdown = given["step_target"], given["slowdown"]
+    if config.phase is None and "chunked" not in config.switch_off:
+        target = SERVED_STEP_TARGETS[device] if target is None else target
+        slowdown = SERVED_SLOWDOWN if slowdown is None and target and device == "cuda" else slowdown
+    return {"step_target": target, "slowdown": slowdown}
 
 
 def memory_fraction(config: ServerConfig, device: str) -> float | None:
