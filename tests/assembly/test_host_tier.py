@@ -8,6 +8,7 @@ import pytest
 
 from gradus import LLM, SamplingParams
 from gradus.assembly import prefixes
+from gradus.cache.host import tier
 from gradus.engine.request import SchedulingParams
 from gradus.errors import ConfigError
 
@@ -20,6 +21,7 @@ DRAWN = SamplingParams(max_tokens=12, temperature=1.0, seed=7)
 @pytest.fixture
 def on_a_cpu(monkeypatch):
     monkeypatch.setattr(prefixes, "check_host_cache", lambda options, device: None)
+    monkeypatch.setattr(tier, "GRACE_S", 60.0)
 
 
 def ask(llm, prompt, salt=None):
@@ -37,8 +39,8 @@ def evict(llm):
 SETTINGS = [
     {},
     {"kv_dtype": "fp8"},
-    {"model": "random:tiny-gemma3", "cache_tokens": 900},
-    {"model": "random:tiny-gemma4-e", "kv_dtype": "fp8", "cache_tokens": 900},
+    {"model": "random:tiny-gemma3"},
+    {"model": "random:tiny-gemma4-e", "kv_dtype": "fp8"},
     {"speculate": "ngram", "drafts": 3},
     {"speculate": "draft:random:tiny-llama", "drafts": 3},
     {"switch_off": ("kernels",)},
@@ -80,7 +82,7 @@ def test_several_that_begin_alike_come_back_once(on_a_cpu):
         assert llm.core.metrics().cache.host.hit_positions == 288
 
 
-@pytest.mark.parametrize("settings", [{}, {"kv_dtype": "fp8"}, {"model": "random:tiny-gemma3", "cache_tokens": 900}])
+@pytest.mark.parametrize("settings", [{}, {"kv_dtype": "fp8"}, {"model": "random:tiny-gemma3"}])
 def test_files_behind_host_memory_outlive_the_engine(on_a_cpu, tmp_path, settings):
     kept = PLAIN | SMALL | settings | {"prefix_dir": str(tmp_path / "p")}
     with LLM(**kept) as llm:

@@ -115,11 +115,13 @@ class PageCopies:
         if after is not None and after.landed is not None:
             self._back.wait_event(after.landed)
 
-    def fence(self, copy: Flight) -> None:
+    def fence(self, copy: Flight, *, steps: bool = True) -> None:
         if copy.used is None or self._out is None or self._back is None:
             return
-        for stream in (current_stream(self._device.index), self._out, self._back):
-            stream.wait_event(copy.used)
+        self._out.wait_event(copy.used)
+        self._back.wait_event(copy.used)
+        if steps:
+            current_stream(self._device.index).wait_event(copy.used)
 
     # -- host memory ---------------------------------------------------------------------------------------------------
 

@@ -198,7 +198,9 @@ class PagedCache:
             return
         starts = [max(first, first_page(end * self.page_size, window, self.page_size)) for window in self.windows]
         self.pool.share(*self._pages(tables))
-        taken = self._take(sum(end - start for start in starts))
+        count = sum(end - start for start in starts)
+        self._keep_ahead(self.tier, count)
+        taken = self._take(count, load=True)
         if taken is None:
             self.pool.drop(*self._pages(tables)[::-1])
             return
@@ -229,7 +231,11 @@ class PagedCache:
         tier.settle()
         if self.arrival is not None and self.arrival.load.done:
             self._stop_loading(self.arrival)
-        if tier.ahead and (coming := self.pool.idle.coming(tier.ahead)):
+        self._keep_ahead(tier, tier.ahead)
+
+    def _keep_ahead(self, tier: Tier, count: int) -> None:
+        """Let the tier copy the pages that the pool would evict for `count` others."""
+        if tier.ahead and (coming := self.pool.idle.coming(count)):
             tier.keep(coming)
 
     def _stop_loading(self, arrival: Arrival) -> None:
@@ -327,9 +333,9 @@ class PagedCache:
             min(last_seen(resident.first[group], window, self.page_size) for group, window in self.sliding) + 1
         )
 
-    def _take(self, count: int) -> list[int] | None:
+    def _take(self, count: int, load: bool = False) -> list[int] | None:
         """Take `count` pages, evicting idle ones if necessary; None if there are fewer. A sequence that runs needs them
-        more than one that waits for its pages: a load ends where no others are left."""
+        more than one that waits for its pages: a load ends where no others are left. load: whether they are for one."""
         if count > self.pool.available and self.arrival is not None:
             self._stop_loading(self.arrival)
         if count > self.pool.available:
@@ -339,7 +345,7 @@ class PagedCache:
             self._evict(max(missing, self._batch))
         taken = self.pool.take(count)
         if self.tier is not None:
-            self.tier.taken(taken)
+            self.tier.taken(taken, load)
         return taken
 
     def make_ready(self, count: int) -> None:

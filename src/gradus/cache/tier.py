@@ -105,8 +105,9 @@ class Tier(ABC):
     def evicted(self, pages: list[int]) -> None:  # noqa: B027
         """Take note that the index has no use for these pages any more. They still have their contents."""
 
-    def taken(self, pages: list[int]) -> None:  # noqa: B027
-        """Take note that what is launched from now on may write to these pages."""
+    def taken(self, pages: list[int], load: bool) -> None:  # noqa: B027
+        """Take note that what is launched from now on may write to these pages: steps, or if `load` says so, only the
+        load that is begun next."""
 
     def check(self) -> None:  # noqa: B027
         """Assert the invariants."""

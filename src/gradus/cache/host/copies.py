@@ -5,9 +5,10 @@ in which it was launched; between them only this holds:
 
 1. *A page is copied out after the step that wrote it.* A page is published once its step has been committed, so its
    numbers are there before the tier hears of it. Nothing writes to it while the index has it.
-2. *A page is taken for something new after its copy out has read it.* Whoever takes it calls `fence` with that copy:
-   all steps and copies back launched afterwards wait until it has been read. That takes a gather on the device, not the
-   bus. It seldom waits at all, since pages are copied well before they are evicted.
+2. *A page is taken for something new after its copy out has read it.* `fence` makes the steps and copies back that are
+   launched afterwards wait for that. A step seldom waits in fact, since pages are copied well before they are evicted.
+   Pages that a load takes are copied out at that moment, so only copies back wait, with `steps=False`; the steps wait
+   once the load ends without having filled all of them.
 3. *A page is filled after the steps that may still write to it.* A load takes pages whose last owner may have a step
    under way, planned before it ended. `open` makes the copies back wait for all steps launched so far.
 4. *A page is read after it was filled.* A sequence hits it only once `fence` was called with its copy back; and a copy
@@ -50,8 +51,9 @@ class Copies(Protocol):
         """Let copies back that are launched from now on wait for the steps launched so far, and for the copy out
         `after` to fill its places."""
 
-    def fence(self, copy: Copy) -> None:
-        """Let all that is launched from now on wait until a copy is through with the device's pages."""
+    def fence(self, copy: Copy, *, steps: bool = True) -> None:
+        """Let all that is launched from now on wait until a copy is through with the device's pages. steps: whether
+        steps wait, too."""
 
     def view(self, place: int) -> memoryview:
         """The bytes of a place."""

@@ -112,6 +112,7 @@ class HostTier(Tier):
         self._back: deque[BackFlight] = deque()  # of loads that were stopped
         self._late: list[tuple[Future[bool], int]] = []  # files still read for such loads, and their places
         self._load: Return | None = None
+        self._before_load: Copy | None = None  # reads the pages that the load fills
         self._number = 0
         self.hit_positions = self.copied = self.lost = 0
 
@@ -181,14 +182,16 @@ class HostTier(Tier):
     def evicted(self, pages: list[int]) -> None:
         self.lost += sum([name is not None and name not in self.slots for name in map(self._named.__getitem__, pages)])
 
-    def taken(self, pages: list[int]) -> None:
+    def taken(self, pages: list[int], load: bool) -> None:
         newest: OutFlight | None = None
         for page in pages:
             self._named[page] = None
             if self._leaving and (flight := self._leaving.pop(page, None)) is not None:
                 newest = flight if newest is None or flight.number > newest.number else newest
         if newest is not None:
-            self._copies.fence(newest.copy)  # earlier copies out have read their pages before it does
+            self._copies.fence(newest.copy, steps=not load)  # earlier copies out have read their pages before it does
+        if load:
+            self._before_load = None if newest is None else newest.copy
 
     def discard(self, trail: Trail, groups: int, pages: Sequence[int]) -> None:
         places = range(trail.found, len(trail.digests) - 1)
@@ -306,6 +309,8 @@ class HostTier(Tier):
         if load.flights:  # what is launched from now on waits for them, so their pages are as good as there
             self._copies.fence(load.flights[-1].copy)
             self._back += load.flights
+        if self._before_load is not None and load.launched < load.count:
+            self._copies.fence(self._before_load)  # the pages that are left go to others
         self._count_hits(load)
         load.loaded = load.launched
         self._end_at(load, load.launched)
