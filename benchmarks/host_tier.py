@@ -4,12 +4,12 @@
 
 For each model, with random weights:
 
-- first_token: the time to the first token of a session of 10,000 tokens that is computed, that the GPU's cache has, that
-  host memory has, and that files have (in the system's page cache): medians of five, each after all else has ended.
+- first_token: the time to the first token of a session of 10,000 tokens that is computed, that the GPU's cache has,
+  that host memory has, and that files have (in the system's page cache): medians of five, each after all else ended.
 - throughput: tokens per second of prompts that share nothing, with a cache much smaller than all of them, so that every
   page is copied out and none comes back: engines with and without host memory in turns, A-B-B-A.
-- correct: whether greedy answers are the same after their prefixes were evicted by other prompts and came back, with the
-  cache in bfloat16 and in fp8.
+- correct: whether greedy answers are the same after their prefixes were evicted by other prompts and came back, with
+  the cache in bfloat16 and in fp8.
 
 --quick runs all of it on a CPU with a tiny model, where a copy is done when its call returns: it shows that the script
 works, not how fast a GPU is.
@@ -83,7 +83,7 @@ class Bench:
         return self.cache.tier
 
     def first_token(self, prompt: list[int], cached: bool) -> float:
-        """Milliseconds to the first token. Raises AssertionError if its prefix was not hit, or hit, against `cached`."""
+        """Milliseconds to the first token. Raises AssertionError if its prefix was hit, or not, against `cached`."""
         (done,) = self.llm.generate([prompt], FIRST)
         size = self.cache.page_size
         assert done.cached_tokens == (cached and (len(prompt) - 1) // size * size), f"{done.cached_tokens} were cached"
@@ -114,7 +114,7 @@ def first_token(model: str, sizes: Sizes, device: str, folder: Path) -> dict[str
     began = time.perf_counter()
     with LLM(model, **settings, prefix_dir_size=4 * sizes.host) as llm:
         started, bench = time.perf_counter() - began, Bench(llm)
-        bench.first_token(text(-1, sizes.session, bench.vocabulary), cached=False)  # kernels run warm
+        bench.first_token(text(1_000, sizes.session, bench.vocabulary), cached=False)  # kernels run warm
         samples: dict[str, list[float]] = {"computed": [], "gpu": [], "host": [], "disk": []}
         for repeat in range(REPEATS):
             prompt = text(repeat, sizes.session, bench.vocabulary)

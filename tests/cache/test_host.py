@@ -3,6 +3,7 @@ across tiers."""
 
 import random
 from collections import OrderedDict
+from concurrent.futures import Future
 from typing import ClassVar
 
 import pytest
@@ -137,8 +138,10 @@ class LateMachine(RuleBasedStateMachine):
         start = sequence.stored
         if poisoned := poisoned < 2 and sequence.launch(3, poisoned=True):
             self.device.finish(sequence.under_way[-1][0])  # that is how it is noticed
-            if self.cache.known([*sequence.tokens[: sequence.stored], 2], sequence.salt) <= start:
-                # a chunk has no logits, so its pages are published before its numbers are seen
+            known = self.cache.known([*sequence.tokens[: sequence.stored], 2], sequence.salt)
+            if known <= start and not self.cache.sliding:
+                # A chunk has no logits, so its pages are published before its numbers are seen. Not if others have the
+                # same pages: then it gives its own back at once, which is not the tier's affair.
                 self.cache.publish(sequence.id, sequence.tokens, sequence.stored)
         sequence.release(poisoned)
 
@@ -185,21 +188,10 @@ def no_fence(self, copy, *, steps=True):
     """Steps and copies back write to a page that a copy out still reads, or read one that is not filled."""
 
 
-def no_wait_for_what_a_load_took(self, pages, load, taken=HostTier.taken):
-    """Pages that a load took and did not fill go to steps while they are still copied out."""
-    taken(self, pages, load)
-    self._before_load = None
-
-
 def not_after_steps(self, after):
     """A copy back does not wait for the steps of the pages' last owners."""
     if after is not None:
         self.device.wait(self.device.back, after.landed)
-
-
-def not_after_out(self, after):
-    """A copy back does not wait until its place is filled."""
-    self.device.wait(self.device.back, self.device.record(self.device.steps))
 
 
 def never_in_use(self, name, add=Slots.add):
@@ -222,9 +214,7 @@ def salt_forgotten(self, salt, now, trail=Names.trail):
     ("owner", "name", "broken"),
     [
         (LateCopies, "fence", no_fence),
-        (HostTier, "taken", no_wait_for_what_a_load_took),
         (LateCopies, "open", not_after_steps),
-        (LateCopies, "open", not_after_out),
         (Slots, "add", never_in_use),
         (HostTier, "discard", not_discarded),
         (Names, "trail", salt_forgotten),
@@ -299,12 +289,10 @@ class OrderMachine(RuleBasedStateMachine):
         names, hit = self.names(tokens, salt, longest), pool
         while hit < longest and names[hit] in self.order:
             hit += 1
-        index = self.cache.index
-        held = {page for page in index.match(tokens, salt)[1][0] if page in self.cache.pool.idle}
-        most = self.cache.available
-        wanted = min(hit, pool + most) if pool + most - pool <= most - len(held) else pool
-        if hit - pool > most - len(held):
-            wanted = pool if min(hit - pool, most) > most - len(held) else wanted
+        cache = self.cache
+        idle = sum(page in cache.pool.idle for page in cache.index.match(tokens, salt)[1][0])  # held while it loads
+        wanted = min(hit, pool + cache.available)
+        wanted = wanted if wanted - pool <= cache.available - idle else pool
         self.machine.warm(tokens, salt)
         if wanted > pool:
             self.used(names[pool:wanted])
@@ -430,6 +418,90 @@ def test_a_load_gives_way_to_a_sequence_that_runs():
     assert not machine.cache.loading
     machine.device.drain()
     machine.cache.check()
+
+
+def not_after_out(self, after):
+    """A copy back does not wait until its place is filled."""
+    self.device.wait(self.device.back, self.device.record(self.device.steps))
+
+
+@pytest.mark.parametrize("broken", [None, not_after_out])
+def test_a_place_is_copied_back_after_it_was_filled(monkeypatch, broken):
+    """A page comes back while its copy out has left the pool and not arrived."""
+    if broken is not None:
+        monkeypatch.setattr(LateCopies, "open", broken)
+    machine = Machine(8, 4, (None,), places=20, ahead=8, at_once=8)
+    sequence = LateSequence(machine.cache, machine.memory, "a", list(TEXT))
+    sequence.launch(20)
+    sequence.commit()
+    sequence.release()
+    machine.cache.settle()
+    machine.cache.forget()
+    machine.cache.load(TEXT, None, 8)
+    back = machine.tier._load.flights[-1].copy.landed
+    if broken is not None:
+        with pytest.raises(KeyError):  # nothing is in that place
+            machine.device.finish(back)
+        return
+    machine.device.finish(back)
+    machine.cache.settle()
+    assert machine.computed(TEXT) == 16
+
+
+class Unread:
+    """Files that have every page, and never read one to its end."""
+
+    hit_positions = queued = 0
+
+    def __contains__(self, name):
+        return True
+
+    def touch(self, used):
+        """Nothing has an order here."""
+
+    def read(self, name, place):
+        return Future()
+
+    def written(self):
+        return []
+
+
+def test_a_load_that_ends_early_leaves_no_page_to_a_step_that_is_still_copied_out():
+    machine = Machine(8, 4, (None,), places=20, ahead=8)
+    sequence = LateSequence(machine.cache, machine.memory, "a", list(TEXT))
+    sequence.launch(20)
+    sequence.commit()
+    sequence.release()
+    machine.cache.settle()  # its pages are copied out, some time
+    machine.cache.forget()
+    machine.tier._files = Unread()
+    other = [50, *TEXT]
+    machine.cache.load(other, None, 8)
+    assert machine.cache.loading and machine.tier._load.launched == 0
+    leaving = {flight.copy for flight in machine.tier._out}
+    assert leaving
+    fenced = []
+    machine.copies.fence = lambda copy, steps=True: fenced.append((copy, steps))
+    arrival = machine.cache.arrival
+    machine.cache._stop_loading(arrival)
+    assert len(fenced) == 1 and fenced[0][0] in leaving and fenced[0][1]
+    machine.tier.settle()
+    assert sum(machine.tier.slots._uses) > 0, "places that are still read into are nobody else's"
+    machine.tier._files = None
+    machine.cache.check()
+
+
+def test_a_read_that_fails_ends_a_load_and_the_rest_is_computed():
+    machine = Machine(8, 4, (None,), places=20, ahead=8)
+    machine.tier._files = Unread()
+    machine.cache.load(TEXT, None, 8)
+    load = machine.tier._load
+    load.sources[0][0].file.set_result(False)
+    machine.cache.settle()
+    assert not machine.cache.loading and machine.cache.known(TEXT) == 0
+    assert all(name not in machine.tier.slots for name in machine.tier.slots.names())
+    machine.tier._files = None
+    assert machine.computed(TEXT) == 0
 
 
 # -- idle pages, each listed once --------------------------------------------------------------------------------------

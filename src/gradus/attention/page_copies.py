@@ -5,7 +5,7 @@ Llama-3.1-8B would take 40,000 calls. So a kernel gathers some pages in a stagin
 one piece, and the copy engine moves them to host memory, a call per run of adjacent places; and the reverse. The gather
 runs at the memory's speed, some fifty times that of the bus, and the copy engine takes no multiprocessor from steps.
 
-What may overlap is argued in `gradus.cache.host.copies`. Each direction has a stream and a staging buffer, so copies of
+`gradus.cache.host.copies` argues what may overlap. Each direction has a stream and a staging buffer, so copies of
 one direction follow each other, and those of both share the bus.
 """
 

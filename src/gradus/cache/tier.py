@@ -86,12 +86,12 @@ class Tier(ABC):
 
     @property
     def disk_usage(self) -> DiskUsage | None:
-        """What is in files; None without any."""
+        """The files' usage; None without any."""
         return None
 
     @property
     def host_usage(self) -> HostUsage | None:
-        """What is in host memory; None without any."""
+        """The host memory's usage; None without any."""
         return None
 
     # -- the pool's pages come and go: only a tier that copies while steps run has to know -----------------------------

@@ -8,14 +8,14 @@ computed again. No torch here.
 
 **When to copy.** A page could be copied out when it is published, or when the pool evicts it. Both cost the same bus
 time once the pool is full, because every page that is computed then pushes another one out. For Llama-3.1-8B a token
-has 128 KiB of keys and values, so a GPU that computes 40,000 tokens per second fills 5 GB/s of a bus with ten times as
-much. Two things differ:
+has 128 KiB of keys and values, so a GPU that computed 40,000 tokens per second would fill 5 GB/s of its bus. Two things
+differ:
 
 - Copied when published, host memory holds the newest pages, which the pool has as well: 64 GiB behind a pool of 90 GiB
   would never be hit. Copied when evicted, the tiers hold different pages, and their sizes add up.
 - A page that is copied only when it is needed for something else makes a step wait for the bus.
 
-So a page is copied when it is about to be evicted: while it is among the idle pages that the next two largest steps
-could take. It is still in the index then, nothing writes to it, and by the time it is taken the copy is done. With
+Each page is therefore copied shortly before: while it is among the idle pages that the next two largest steps could
+take. It is still in the index then, nothing writes to it, and by the time it is taken the copy is done. With
 files, sequences worth it are copied when they are published as well, since a restart should find them.
 """

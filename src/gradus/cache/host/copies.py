@@ -1,4 +1,4 @@
-"""What a device must do for the host tier: copy pages out and back while its steps run.
+"""The device's part of the host tier: copies of pages out and back while steps run.
 
 **Three orders of work** are under way at once: the steps, the copies out, and the copies back. Each runs in the order
 in which it was launched; between them only this holds:

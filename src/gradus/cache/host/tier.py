@@ -28,8 +28,8 @@ from gradus.cache.tier import Load, Tier
 from gradus.cache.usage import DiskUsage, HostUsage
 
 GRACE_S, TOKEN_S = 0.05, 50e-6
-"""A load with files may take the first, and the second for each token that it has loaded: a GPU computes some 20,000
-tokens of a model of 8 billion parameters per second. A slower load ends, and the rest of the prompt is computed."""
+"""A load with files may take the first, and the second for each token that it has loaded. One that is slower than these
+20,000 tokens per second ends, and the rest of the prompt is computed."""
 POLL_S = 100e-6  # between two looks at a load, while there is nothing else to do
 
 
@@ -69,8 +69,10 @@ class Source(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Return:
-    """Pages on their way back. sources: for each place of the path that can come back. launched: of these, the first
-    whose copies were launched."""
+    """Pages on their way back.
+
+    sources: for each place of the path that can come back. launched: copies back were launched for that many.
+    """
 
     count: int
     sources: list[list[Source]]
@@ -79,11 +81,6 @@ class Return:
     done: bool = False
     flights: deque[BackFlight] = field(default_factory=deque)
     began: float = field(default_factory=time.monotonic)
-
-    @property
-    def reads(self) -> bool:
-        """Whether some of what is left comes from files."""
-        return any(source.file is not None for place in self.sources[self.launched :] for source in place)
 
 
 class HostTier(Tier):
@@ -227,7 +224,7 @@ class HostTier(Tier):
         return load
 
     def _newest_into(self, places: set[int]) -> Copy | None:
-        """The newest copy out under way that fills one of these places; later ones fill others."""
+        """Find the newest copy out under way that fills one of these places."""
         for flight in reversed(self._out):
             if any(each.place in places for each in flight.pages):
                 return flight.copy
