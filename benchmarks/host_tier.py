@@ -59,7 +59,7 @@ class Sizes:
         return {"device": device, "context_length": context, "cache_tokens": self.cache, "max_sequences": 32}
 
 
-QUICK = Sizes(session=400, cache=800, prompts=6, length=200, answer=4, host=0.05)
+QUICK = Sizes(session=300, cache=416, prompts=4, length=100, answer=2, host=0.05)
 
 
 def text(seed: int, length: int, vocabulary: int) -> list[int]:
