@@ -1,4 +1,4 @@
-"""The benchmark of host memory behind a GPU's cache runs on a CPU: each row is of what it says."""
+"""The benchmark of host memory behind a GPU's cache runs on a CPU, and measures what its rows say."""
 
 from benchmarks import host_tier
 

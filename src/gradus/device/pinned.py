@@ -5,6 +5,7 @@ and registered with the driver as they are. In large pages (Linux) that takes a 
 """
 
 import mmap
+from contextlib import suppress
 
 import torch
 from torch import Tensor
@@ -25,8 +26,12 @@ class PinnedMemory:
             room = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         except (OSError, ValueError, OverflowError) as error:
             raise ConfigError(f"host_cache: the system has no {size / 2**30:.3g} GiB of memory: lower it") from error
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            room.madvise(mmap.MADV_HUGEPAGE)
+        # The kernel may take large pages. A forked child must not share them: a copy on write would leave the GPU with
+        # pages that are no longer ours.
+        for advice in ("MADV_HUGEPAGE", "MADV_DONTFORK"):
+            if hasattr(mmap, advice):
+                with suppress(OSError):
+                    room.madvise(getattr(mmap, advice))
         self.bytes: Tensor = torch.frombuffer(room, dtype=torch.uint8)
         self._registered = False
         if device.type == "cuda":

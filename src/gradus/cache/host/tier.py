@@ -224,7 +224,7 @@ class HostTier(Tier):
         return load
 
     def _newest_into(self, places: set[int]) -> Copy | None:
-        """Find the newest copy out under way that fills one of these places."""
+        """Find the newest copy out under way that fills any of `places`."""
         for flight in reversed(self._out):
             if any(each.place in places for each in flight.pages):
                 return flight.copy
