@@ -98,7 +98,7 @@ class IdlePages:
 
     def _close_up(self) -> None:
         line, place = np.frombuffer(self._line, np.int32), np.frombuffer(self._place, np.int32)
-        self._listed = np.count_nonzero(line[self._first : max(self._listed, self._first)])
+        self._listed = int(np.count_nonzero(line[self._first : max(self._listed, self._first)]))
         pages = line[self._first : self._end]
         pages = pages[pages != HOLE]
         line[: len(pages)], place[pages] = pages, np.arange(len(pages))
