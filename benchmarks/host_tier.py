@@ -59,6 +59,11 @@ class Sizes:
         return {"device": device, "context_length": context, "cache_tokens": self.cache, "max_sequences": 32}
 
 
+def without_graphs(device: str) -> dict[str, Any]:
+    """Leave out what long prompts do not use, and an engine takes long to capture."""
+    return {"switch_off": ("graphs",)} if device == "cuda" else {}
+
+
 QUICK = Sizes(session=300, cache=416, prompts=4, length=100, answer=2, host=0.05)
 
 
@@ -109,8 +114,8 @@ class Bench:
 
 def first_token(model: str, sizes: Sizes, device: str, folder: Path) -> dict[str, Any]:
     """Time to the first token, in milliseconds, and its samples; and the seconds that the engine took to start."""
-    graphs = {"switch_off": ("graphs",)} if device == "cuda" else {}  # prompts of this length have none
-    settings = sizes.settings(device) | graphs | {"host_cache": sizes.host, "prefix_dir": str(folder)}
+    settings = sizes.settings(device) | without_graphs(device)
+    settings |= {"host_cache": sizes.host, "prefix_dir": str(folder)}
     began = time.perf_counter()
     with LLM(model, **settings, prefix_dir_size=4 * sizes.host) as llm:
         started, bench = time.perf_counter() - began, Bench(llm)
@@ -166,9 +171,9 @@ def throughput(model: str, sizes: Sizes, device: str) -> dict[str, Any]:
 def correct(model: str, sizes: Sizes, device: str, kv_dtype: str) -> dict[str, Any]:
     """Whether answers stay the same once other prompts have evicted their prefixes and host memory has given them
     back."""
-    settings = sizes.settings(device) | {"host_cache": sizes.host, "kv_dtype": kv_dtype}
+    settings = sizes.settings(device) | without_graphs(device) | {"host_cache": sizes.host, "kv_dtype": kv_dtype}
     greedy = SamplingParams(max_tokens=16, temperature=0.0, ignore_eos=True)
-    with LLM(model, **settings, **({"switch_off": ("graphs",)} if device == "cuda" else {})) as llm:
+    with LLM(model, **settings) as llm:
         bench = Bench(llm)
         prompts = [text(seed, sizes.session // 2, bench.vocabulary) for seed in range(3)]
         found = []

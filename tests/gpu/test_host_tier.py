@@ -7,12 +7,12 @@ pytest.importorskip("triton", reason="Triton is for Linux alone")
 
 from gradus import LLM, SamplingParams
 from gradus.attention.fp8_storage import Fp8Storage
-from gradus.attention.page_copies import PageCopies
 from gradus.attention.storage import PagedStorage
 from gradus.errors import ConfigError
+from gradus.execution.gpu.page_copies import PageCopies
 from tests.attention.mixed import MIXED
 
-pytestmark = [pytest.mark.gpu, pytest.mark.plans_memory]
+pytestmark = pytest.mark.gpu
 
 MODEL = "random:tiny-qwen3"
 SETTINGS = {
@@ -39,6 +39,7 @@ def answers(llm, seeds):
 
 
 @pytest.mark.quick
+@pytest.mark.plans_memory
 @pytest.mark.parametrize(
     "settings",
     [
@@ -64,6 +65,7 @@ def test_answers_are_the_same_after_their_prefixes_were_evicted_and_came_back(se
         llm.check()
 
 
+@pytest.mark.plans_memory
 def test_files_outlive_the_engine(tmp_path):
     settings = {"model": MODEL} | SETTINGS | {"prefix_dir": str(tmp_path / "p")}
     with LLM(**settings) as llm:
@@ -74,12 +76,12 @@ def test_files_outlive_the_engine(tmp_path):
         assert llm.core.metrics().cache.disk.hit_positions > 600
 
 
+@pytest.mark.plans_memory
 def test_files_need_host_memory(tmp_path):
     with pytest.raises(ConfigError, match="prefix_dir on cuda:0 goes through host memory: set host_cache"):
         LLM(**{"model": MODEL} | SETTINGS | {"prefix_dir": str(tmp_path / "p"), "host_cache": None})
 
 
-@pytest.mark.quick
 @pytest.mark.parametrize("kind", [PagedStorage, Fp8Storage])
 def test_pages_keep_their_bytes_while_they_are_overwritten_behind_a_fence(kind):
     """Pages go out and are overwritten at once, come back into others, and are read at once: only fences wait."""

@@ -15,7 +15,6 @@ from weakref import finalize
 
 import torch
 
-from gradus.attention.page_copies import PageCopies
 from gradus.attention.storage import PagedStorage
 from gradus.cache.disk.folder import SECRET_BYTES, PrefixFolder
 from gradus.cache.disk.names import Names
@@ -27,6 +26,7 @@ from gradus.config.options import USUAL_PREFIX_DIR_SIZE, EngineConfig
 from gradus.device.host_memory import HostMemory
 from gradus.engine.engine import Engine
 from gradus.errors import ConfigError
+from gradus.execution.gpu.page_copies import PageCopies
 from gradus.loading import Checkpoint
 from gradus.loading.fingerprint import fingerprint
 from gradus.models.precision import Precision

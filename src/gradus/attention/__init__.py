@@ -7,7 +7,6 @@ Read in this order:
     reference.py      attention in plain torch;  whole.py: over a whole sequence in one step
     lent.py           keys and values that several layers read
     storage.py        the tensors of keys and values, in pages;  fp8_storage.py: in 8 bits
-    page_copies.py    copies of pages between a GPU and host memory
     paged.py          attention through block tables
     decodes.py        the protocol of attention for decodes
     gathered.py       decodes on any device: gather pages, then one attention for all

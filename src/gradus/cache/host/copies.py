@@ -19,7 +19,7 @@ in which it was launched; between them only this holds:
 """
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 
 class Copy(Protocol):
@@ -30,7 +30,10 @@ class Copy(Protocol):
         """Whether it has arrived, so that the host may read what it wrote, or write to what it read."""
 
 
-class Copies(Protocol):
+C = TypeVar("C", bound=Copy)
+
+
+class Copies(Protocol[C]):
     """Copies between a device's pages and places of host memory. No call waits for the device.
 
     page_bytes: of one page, in all layers of its group. at_once: most pages per call.
@@ -41,17 +44,17 @@ class Copies(Protocol):
     @property
     def page_bytes(self) -> int: ...
 
-    def out(self, pages: Sequence[int], places: Sequence[int]) -> Copy:
+    def out(self, pages: Sequence[int], places: Sequence[int]) -> C:
         """Copy pages to these places."""
 
-    def back(self, places: Sequence[int], pages: Sequence[int]) -> Copy:
+    def back(self, places: Sequence[int], pages: Sequence[int]) -> C:
         """Copy places to these pages."""
 
-    def open(self, after: Copy | None) -> None:
+    def open(self, after: C | None) -> None:
         """Let copies back that are launched from now on wait for the steps launched so far, and for the copy out
         `after` to fill its places."""
 
-    def fence(self, copy: Copy, *, steps: bool = True) -> None:
+    def fence(self, copy: C, *, steps: bool = True) -> None:
         """Let all that is launched from now on wait until a copy is through with the device's pages. steps: whether
         steps wait, too."""
 

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Hashable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from gradus.cache.disk.names import Names, Trail
 from gradus.cache.disk.tier import WORTH_TOKENS
@@ -92,7 +92,7 @@ class HostTier(Tier):
     def __init__(
         self,
         names: Names,
-        copies: Copies,
+        copies: Copies[Any],
         places: int,
         pages: int,
         page_size: int,

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from gradus.attention.fp8_storage import Fp8Storage
-from gradus.attention.page_copies import PageCopies, runs
 from gradus.attention.storage import PagedStorage
 from gradus.device.pinned import PinnedMemory
 from gradus.errors import ConfigError
+from gradus.execution.gpu.page_copies import PageCopies, runs
 from gradus.models.shapes import SHAPES
 from tests.attention.mixed import MIXED
 
@@ -43,7 +43,7 @@ def test_pages_come_back_as_they_were_and_nothing_else_changes(kind, config, pag
 
 
 def test_a_copy_takes_as_many_pages_as_its_staging_has_room_for(monkeypatch):
-    monkeypatch.setattr("gradus.attention.page_copies.STAGING_BYTES", 1)
+    monkeypatch.setattr("gradus.execution.gpu.page_copies.STAGING_BYTES", 1)
     storage = filled(PagedStorage, SHAPES["tiny-llama"], 16)
     copies = PageCopies(storage, 2)
     assert copies.at_once == 1
