@@ -65,6 +65,7 @@ NOT_ASKED = {
     "memory_fraction",  # decides the cache's size, as cache_tokens does
     "drafts", "draft_quantize",  # of speculate
     "prefix_dir_size",  # of prefix_dir
+    "host_cache",  # behind a GPU's memory: tests/assembly/test_host_tier.py, tests/gpu/test_host_tier.py
     "activations",  # of int4 and .gguf files alone, in tests/kernels/cpu
     "runner",  # with all that goes with one: tests/execution/remote/test_conformance.py
     "switch_off",  # SWITCHES

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from gradus.cache.usage import CacheUsage, DiskUsage
+from gradus.cache.usage import CacheUsage, DiskUsage, HostUsage
 from gradus.engine.metrics import Metrics, Speculation
 from gradus.engine.request import ModelLimits, Request, SamplingParams
 from gradus.engine.sequence import Output, Timings
@@ -452,9 +452,10 @@ def test_a_report_of_hundreds_of_streams_costs_microseconds_each():
 
 
 def test_every_value_of_the_engine_has_a_metric():
+    host = HostUsage(30, 40, 2048, hit_positions=48, copied_pages=33, evictions=6, lost=9)
     disk = DiskUsage(8, 4096, 1 << 20, hit_positions=16, written_bytes=900, queued=1, lost=5, damaged=4)
     cache = CacheUsage(
-        10, 16, 4, 3, 3, 60, 3, queried_positions=50, hit_positions=20, evictions=2, refusals=1, disk=disk
+        10, 16, 4, 3, 3, 60, 3, queried_positions=50, hit_positions=20, evictions=2, refusals=1, disk=disk, host=host
     )
     drafts = Speculation(drafts=2, why="", steps=9, tokens=20, drafted=(9, 9), accepted=(6, 4))
     metrics = Metrics(preemptions=7, cached_tokens=20, active=3, cache=cache, speculation=drafts)
@@ -465,8 +466,9 @@ def test_every_value_of_the_engine_has_a_metric():
         "preemptions": 7, "prefix_cache_queries": 50, "prefix_cache_hits": 20, "cache_evictions": 2,
         "cache_refusals": 1, "draft_tokens": 18, "accepted_draft_tokens": 10, "running": 3, "waiting": 2,
         "disk_hits": 16, "disk_written_bytes": 900, "disk_lost_pages": 5, "disk_damaged_files": 4,
-        "disk_bytes": 4096, "disk_files": 8, "cache_use": 0.4, "ready": 1, "rejected_requests": 5,
-        "drafts": 9, "engine_restarts": 6, "self_checks": 8,
+        "host_hits": 48, "host_copied_pages": 33, "host_evictions": 6, "host_lost_pages": 9, "host_pages": 30,
+        "host_most_pages": 40, "disk_bytes": 4096, "disk_files": 8, "cache_use": 0.4, "ready": 1,
+        "rejected_requests": 5, "drafts": 9, "engine_restarts": 6, "self_checks": 8,
     }.items():  # fmt: skip
         assert [sample.value for sample in ours[name]] == [wanted]
     assert {each.labels["state"]: each.value for each in ours["engine_state"]} == {"loading": 0, "ready": 1}

@@ -17,7 +17,7 @@ import torch
 
 from gradus.assembly.heads import check_model, most_drafts, trained_heads
 from gradus.assembly.on_torch import torch_runner
-from gradus.assembly.prefixes import Prefixes, disk_tier, with_disk
+from gradus.assembly.prefixes import Prefixes, second_tier, with_tier
 from gradus.assembly.rehearsal import rehearse
 from gradus.attention.fp8_storage import Fp8Storage
 from gradus.attention.storage import PagedStorage
@@ -100,8 +100,8 @@ def build(
         own = torch_runner(model, storage, config, draft, trained, constraints, run_model)
         runner = own if ranks is None else ParallelRunner(own, ranks, far=config.pipeline_parallel > 1)
         shapes = None if shapes is None else shapes.unpadded(own.step.passes.most_rows)
-    disk = disk_tier(prefixes, config, storage)
-    cache = PagedCache(pages, page_size, windows, PrefixIndex() if config.prefix_cache else None, disk)
+    tier = second_tier(prefixes, config, storage)
+    cache = PagedCache(pages, page_size, windows, PrefixIndex() if config.prefix_cache else None, tier)
     sure = None
     if constraints is not None and shapes is not None and not on_kernels:
         sure = partial(constraints.sure, most=shapes.most)  # known when a step is planned, as no step is under way
@@ -111,7 +111,7 @@ def build(
     budget, target = config.budget(device.type), step_target(config, model.config, limits)
     scheduler = Scheduler(cache, count, budget, config.policy, limits, control, config.pipeline_parallel, target)
     stats, compiler = None if control is None else control.stats, compiler_of(grammars, ranks)
-    return with_disk(Engine(scheduler, runner, config.limits, lag(config), limits, stats, compiler), disk)
+    return with_tier(Engine(scheduler, runner, config.limits, lag(config), limits, stats, compiler), tier)
 
 
 def storage_of(model: Model, config: EngineConfig) -> PagedStorage:

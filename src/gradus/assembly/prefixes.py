@@ -1,6 +1,10 @@
-"""The directory that keeps an engine's prefixes: who may use it, and which of its pages are this engine's."""
+"""The second tier of an engine's prefix index: a directory, host memory behind a GPU's, or both.
+
+The directory's part is who may use it, and which of its pages are this engine's.
+"""
 
 import hashlib
+import secrets
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,15 +16,23 @@ from weakref import finalize
 import torch
 
 from gradus.attention.storage import PagedStorage
-from gradus.cache.disk.folder import PrefixFolder
+from gradus.cache.disk.folder import SECRET_BYTES, PrefixFolder
 from gradus.cache.disk.names import Names
 from gradus.cache.disk.tier import DiskTier
+from gradus.cache.host.files import Files
+from gradus.cache.host.tier import HostTier
+from gradus.cache.tier import Tier
 from gradus.config.options import USUAL_PREFIX_DIR_SIZE, EngineConfig
+from gradus.device.host_memory import HostMemory
 from gradus.engine.engine import Engine
 from gradus.errors import ConfigError
+from gradus.execution.gpu.page_copies import PageCopies
 from gradus.loading import Checkpoint
 from gradus.loading.fingerprint import fingerprint
 from gradus.models.precision import Precision
+
+STEPS_AHEAD = 2
+"""The largest steps that could take pages before they are copied to host memory: one under way, and one more."""
 
 
 @dataclass(frozen=True)
@@ -37,13 +49,13 @@ def open_prefixes(
 ) -> Iterator[Prefixes | None]:
     """Open the directory that `prefix_dir` names, for the engine that is built in this context; None if it names none.
 
-    Raises ConfigError on a GPU, and for a directory that cannot be used, is not private, or is another engine's.
+    Raises ConfigError for a directory that cannot be used, is not private, or is another engine's; for `host_cache` on
+    a CPU, or more of it than there is memory; and for a directory on a GPU without it.
     """
+    check_host_cache(options, device)
     if options.prefix_dir is None:
         yield None
         return
-    if device.type != "cpu":
-        raise ConfigError(f"prefix_dir is for a CPU: leave it out on {device}")
     size = options.prefix_dir_size or USUAL_PREFIX_DIR_SIZE
     folder = PrefixFolder(Path(options.prefix_dir).expanduser(), int(size * 2**30))
     model = {
@@ -59,28 +71,77 @@ def open_prefixes(
         raise
 
 
-def disk_tier(prefixes: Prefixes | None, config: EngineConfig, storage: PagedStorage) -> DiskTier | None:
-    """Make the tier of an engine with this storage; None without a directory."""
+def check_host_cache(options: EngineConfig, device: torch.device) -> None:
+    """Raise ConfigError for a host cache that does not suit the device or the machine."""
+    if device.type == "cpu":
+        if options.host_cache is not None:
+            raise ConfigError("host_cache is behind a GPU's memory: leave it out on a CPU")
+        return
+    if options.host_cache is None:
+        if options.prefix_dir is not None:
+            raise ConfigError(
+                f"prefix_dir on {device} goes through host memory: set host_cache, the GiB that it may take"
+            )
+        return
+    free = HostMemory.now().free / 2**30
+    if options.host_cache > free:
+        raise ConfigError(
+            f"host_cache {options.host_cache:g} GiB is more than the {free:.3g} GiB that are free: lower it"
+        )
+
+
+def second_tier(prefixes: Prefixes | None, config: EngineConfig, storage: PagedStorage) -> Tier | None:
+    """Make the second tier of an engine with this storage; None if neither a directory nor host memory is given.
+
+    Raises ConfigError if a page does not fit there.
+    """
+    if config.host_cache is not None:
+        return _host_tier(prefixes, config, config.host_cache, storage)
     if prefixes is None:
         return None
+    return DiskTier(prefixes.folder, _names(prefixes, config, storage), storage, config.page_size)
+
+
+def _host_tier(prefixes: Prefixes | None, config: EngineConfig, size: float, storage: PagedStorage) -> HostTier:
+    places = int(size * 2**30) // storage.page_bytes
+    if not places:
+        raise ConfigError(
+            f"a page of this model, {storage.page_bytes / 2**30:.3g} GiB, does not fit into host_cache {size:.3g}: "
+            "raise it"
+        )
+    if prefixes is None:
+        names = Names({}, secrets.token_bytes(SECRET_BYTES), config.page_size)
+    else:
+        names = _names(prefixes, config, storage)
+        prefixes.folder.check_room(storage.page_bytes)
+    copies = PageCopies(storage, places)
+    files = None if prefixes is None else Files(prefixes.folder, copies.view)
+    pages = storage.keys.shape[1] - 1
+    step = config.budget("cuda") or config.limits.context_length
+    ahead = STEPS_AHEAD * -(-step // config.page_size) * len(storage.groups)
+    return HostTier(names, copies, places, pages, config.page_size, ahead, files)
+
+
+def _names(prefixes: Prefixes, config: EngineConfig, storage: PagedStorage) -> Names:
+    """Name the pages of this engine in its directory, by everything that their bytes depend on."""
     identity = prefixes.model | {
         "code": (_code(), torch.__version__),
         "bytes": (sys.byteorder, storage.page_bytes),
         "tensors": [(str(tensor.dtype), (tensor.shape[0], *tensor.shape[2:])) for tensor in storage.tensors],
         "groups": [astuple(group) for group in storage.groups],
         "page_size": config.page_size,
+        "device": storage.keys.device.type,
         "kernels": config.kernels,
         "activations": config.activations,
     }
-    names = Names(identity, prefixes.folder.secret, config.page_size)
-    return DiskTier(prefixes.folder, names, storage, config.page_size)
+    return Names(identity, prefixes.folder.secret, config.page_size)
 
 
-def with_disk(engine: Engine, disk: DiskTier | None) -> Engine:
-    """Start an engine's tier, which ends with the engine."""
-    if disk is not None:
-        disk.start()
-        engine.close = finalize(engine, disk.close)
+def with_tier(engine: Engine, tier: Tier | None) -> Engine:
+    """Start an engine's second tier, which ends with the engine."""
+    if tier is not None:
+        tier.start()
+        engine.close = finalize(engine, tier.close)
     return engine
 
 

@@ -6,7 +6,7 @@ The protocol of every cache manager is below. Then read:
     paged.py        the final engine's cache manager
     radix.py        the prefix index: tokens to pages
     groups.py       layers that share block tables;  windows.py: the number of pages that a window needs
-    disk/           pages of the prefix index on disk
+    tier.py         what the pool gives up;  disk/: files behind a CPU's memory;  host/: memory behind a GPU's
     usage.py        how full a cache is;  capacity.py: sequences of each length that it holds
     inspection.py   a cache's state for a probe
 """

@@ -28,6 +28,7 @@ class IdlePages:
         self._line.append(NO_PAGE)  # the place of pages that have never been in the line
         self._place = array("i", [self._room]) * (count + 1)  # by page: its entry, if that still names it
         self._first = self._end = self._holes = 0
+        self._listed = 0  # the entries before this one were listed by `coming`
 
     def __len__(self) -> int:
         return self._end - self._first - self._holes
@@ -48,6 +49,17 @@ class IdlePages:
         """List up to `count` pages from the front: fewer if there are holes between them, but at least one if any
         exist."""
         return list(filter(None, self._line[self._first : min(self._first + count, self._end)]))
+
+    def coming(self, count: int) -> list[int]:
+        """List the pages among the `count` oldest that no earlier call has listed, the oldest first.
+
+        A page that leaves and joins again is listed again. Holes count, so a page may be listed a little later.
+        """
+        start, end = max(self._listed, self._first), min(self._first + count, self._end)
+        if start >= end:
+            return []
+        self._listed = end
+        return list(filter(None, self._line[start:end]))
 
     def extend(self, pages: list[int]) -> None:
         """Append pages, which must not be in the line yet."""
@@ -86,6 +98,7 @@ class IdlePages:
 
     def _close_up(self) -> None:
         line, place = np.frombuffer(self._line, np.int32), np.frombuffer(self._place, np.int32)
+        self._listed = int(np.count_nonzero(line[self._first : max(self._listed, self._first)]))
         pages = line[self._first : self._end]
         pages = pages[pages != HOLE]
         line[: len(pages)], place[pages] = pages, np.arange(len(pages))

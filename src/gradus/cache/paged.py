@@ -6,7 +6,8 @@ A layer group with a sliding window has its own table, and gives back pages that
 their entries become 0.
 
 The teaching twin is phases/p04_paged_cache (and p05 for the prefix index); this one adds layer groups with windows,
-tables sent as changes, eviction ahead of need, wiping of pages poisoned by NaN or infinity, and pages on disk.
+tables sent as changes, eviction ahead of need, wiping of pages poisoned by NaN or infinity, and a second tier of pages
+behind the pool.
 """
 
 import sys
@@ -16,10 +17,10 @@ from dataclasses import dataclass
 from gradus.cache import TableChange
 from gradus.cache.capacity import sequences_by_length
 from gradus.cache.disk.names import Trail
-from gradus.cache.disk.tier import DiskTier, Load
 from gradus.cache.inspection import NodeSize, PageCounts, Tables, TreeNode
 from gradus.cache.pool import PagePool
 from gradus.cache.radix import Cursor, PrefixIndex
+from gradus.cache.tier import Load, Tier
 from gradus.cache.usage import CacheUsage
 from gradus.cache.windows import first_page, last_seen, longest_sequence, most_pages
 
@@ -41,7 +42,7 @@ class Resident:
     be published. asked: the tokens of its admission, until it has room for its first span and they count in the
     statistics.
     gives_at: the first position whose query no longer sees one of its window pages; earlier ones give nothing back.
-    trail: its path on disk, if there is a disk tier.
+    trail: its path in the second tier, if there is one.
     """
 
     tables: list[list[int]]
@@ -70,22 +71,24 @@ class Resident:
 
 @dataclass(slots=True, eq=False)
 class Arrival:
-    """Pages that are being read from disk, and held until they enter the index.
+    """Pages on their way back from the second tier, held until they enter the index.
 
     tables: block tables with them, after the pages that the index had. cursor: behind those. tokens: of all.
+    unwiped: those that had to be wiped before they could be used; a load does better.
     """
 
     tokens: list[int]
     cursor: Cursor
     tables: list[list[int]]
     load: Load
+    unwiped: set[int]
 
 
 class PagedCache:
     """Pages for every sequence, by its id: taken as it grows, shared if an index finds them, given back at its end.
 
     windows: one per layer group, None for full attention (see `layer_groups`). index: finds the pages of sequences
-    that begin alike, or None. disk: keeps indexed pages on disk as well, or None.
+    that begin alike, or None. tier: keeps indexed pages that the pool gives up, or None.
     """
 
     def __init__(
@@ -94,12 +97,12 @@ class PagedCache:
         page_size: int,
         windows: Sequence[int | None] = (None,),
         index: PrefixIndex | None = None,
-        disk: DiskTier | None = None,
+        tier: Tier | None = None,
     ) -> None:
         self.page_size = page_size
         self.windows = tuple(windows)
         self.sliding = [(group, window) for group, window in enumerate(windows) if window is not None]
-        self.index, self.disk = index, disk
+        self.index, self.tier = index, tier
         self.arrival: Arrival | None = None
         if index is not None:
             index.attach(page_size, windows, pages)
@@ -135,11 +138,11 @@ class PagedCache:
             raise ValueError(f"sequence {id!r} is in the cache already")
         resident = self.residents[id] = self._newcomer() if self.index is None else self._hit(self.index, tokens, salt)
         resident.asked = len(tokens)
-        if self.disk is not None:
+        if self.tier is not None:
             hit = resident.stored // self.page_size
-            trail = resident.trail = self.disk.trail(salt)
+            trail = resident.trail = self.tier.trail(salt)
             trail.found = hit
-            self.disk.save(trail, tokens, resident.tables, hit)
+            self.tier.save(trail, tokens, resident.tables, hit)
         return resident.stored
 
     def known(self, tokens: list[int], salt: Hashable = None) -> int:
@@ -177,41 +180,45 @@ class PagedCache:
             return tables[0]
         return [page for entries in zip(*tables, strict=True) for page in entries if page]
 
-    # -- pages from disk -----------------------------------------------------------------------------------------------
+    # -- pages from the second tier ------------------------------------------------------------------------------------
 
     @property
     def loading(self) -> bool:
-        """Whether pages are being read from disk."""
+        """Whether pages are on their way back from the second tier."""
         return self.arrival is not None
 
     def load(self, tokens: list[int], salt: Hashable, most: int) -> None:
-        """Begin to read pages from disk, if it has those that continue the prefix in the index.
+        """Begin to load pages, if the second tier has those that continue the prefix in the index.
 
-        They are in the index once `settle` has found them read. most: pages that may be taken for them. Nothing else
+        They are in the index once `settle` has found them there. most: pages that may be taken for them. Nothing else
         may be `loading`.
         """
-        if self.disk is None or self.index is None:
+        if self.tier is None or self.index is None:
             return
         cursor, tables = self.index.match(tokens, salt)
         first, end = cursor.depth, (len(tokens) - 1) // self.page_size
-        trail = self.disk.trail(salt)
-        end = self._loadable(self.index, tables, self.disk.find(trail, tokens, first, end, len(tables)), most)
+        trail = self.tier.trail(salt)
+        end = self._loadable(self.index, tables, self.tier.find(trail, tokens, first, end, len(tables)), most)
         if end <= first:
             return
         starts = [max(first, first_page(end * self.page_size, window, self.page_size)) for window in self.windows]
         self.pool.share(*self._pages(tables))
-        taken = self._take(sum(end - start for start in starts))
+        count = sum(end - start for start in starts)
+        self._keep_ahead(self.tier, count)
+        taken = self._take(count, load=True)
         if taken is None:
             self.pool.drop(*self._pages(tables)[::-1])
             return
         pages = iter(taken)
         for table, start in zip(tables, starts, strict=True):
             table += [0] * (start - first) + [next(pages) for _ in range(start, end)]
-        load = self.disk.load(trail, tables, first, end)
-        self.arrival = Arrival(tokens[: end * self.page_size], cursor, tables, load)
+        load = self.tier.load(trail, tables, first, end)
+        unwiped = self.wiped.intersection(taken)
+        self.wiped -= unwiped  # the next plan would wipe what the load has brought by then
+        self.arrival = Arrival(tokens[: end * self.page_size], cursor, tables, load, unwiped)
 
     def _loadable(self, index: PrefixIndex, tables: list[list[int]], there: list[list[bool]], most: int) -> int:
-        """Find where a load of pages from disk could end. there: by layer group, the places on disk after the hit."""
+        """Find where a load could end. there: by layer group, the places after the hit that the second tier has."""
         full = [found for found, window in zip(there, self.windows, strict=True) if window is None]
         places = len(there[0])
         for found in full:
@@ -222,16 +229,27 @@ class PagedCache:
         )
 
     def settle(self) -> None:
-        """Enter pages into the index that have been read from disk."""
+        """Enter pages into the index that have come back from the second tier, and let it copy what it needs."""
+        tier = self.tier
+        if tier is None:
+            return
+        tier.settle()
         if self.arrival is not None and self.arrival.load.done:
             self._stop_loading(self.arrival)
+        self._keep_ahead(tier, tier.ahead)
+
+    def _keep_ahead(self, tier: Tier, count: int) -> None:
+        """Let the tier copy the pages that the pool would evict for `count` others."""
+        if tier.ahead and (coming := self.pool.idle.coming(count)):
+            tier.keep(coming)
 
     def _stop_loading(self, arrival: Arrival) -> None:
-        """End a load: enter the pages read by now, and give the others back."""
-        assert self.disk is not None and self.index is not None
+        """End a load: enter the pages that are there by now, and give the others back."""
+        assert self.tier is not None and self.index is not None
         self.arrival, load, tables = None, arrival.load, arrival.tables
-        self.disk.stop(load)
-        end = len(tables[0]) - len(load.places) + load.loaded
+        self.tier.stop(load)
+        end = len(tables[0]) - load.count + load.loaded
+        self.wiped |= arrival.unwiped.intersection(page for table in tables for page in table[end:])
         for group, place, page in self.index.insert(arrival.cursor, arrival.tokens, tables, end):
             self.pool.share(page)
             self.pool.drop(tables[group][place])
@@ -239,9 +257,9 @@ class PagedCache:
         self.pool.drop(*self._pages(tables)[::-1])
 
     def wait_for_pages(self, seconds: float) -> None:
-        """Wait until the pages that are being read are there, for at most `seconds`."""
-        if self.disk is not None and self.arrival is not None:
-            self.disk.wait(self.arrival.load, seconds)
+        """Wait until the pages on their way back are there, for at most `seconds`."""
+        if self.tier is not None and self.arrival is not None:
+            self.tier.wait(self.arrival.load, seconds)
 
     # -- it grows ----------------------------------------------------------------------------------------------------
 
@@ -320,9 +338,9 @@ class PagedCache:
             min(last_seen(resident.first[group], window, self.page_size) for group, window in self.sliding) + 1
         )
 
-    def _take(self, count: int) -> list[int] | None:
+    def _take(self, count: int, load: bool = False) -> list[int] | None:
         """Take `count` pages, evicting idle ones if necessary; None if there are fewer. A sequence that runs needs them
-        more than one that waits for its pages: a load ends where no others are left."""
+        more than one that waits for its pages: a load ends where no others are left. load: whether they are for one."""
         if count > self.pool.available and self.arrival is not None:
             self._stop_loading(self.arrival)
         if count > self.pool.available:
@@ -330,7 +348,10 @@ class PagedCache:
             return None
         while (missing := count - len(self.pool.free)) > 0:
             self._evict(max(missing, self._batch))
-        return self.pool.take(count)
+        taken = self.pool.take(count)
+        if self.tier is not None:
+            self.tier.taken(taken, load)
+        return taken
 
     def make_ready(self, count: int) -> None:
         """Evict a few pages if fewer than `count` are free. Called once per step.
@@ -346,6 +367,8 @@ class PagedCache:
         one."""
         assert self.index is not None, "pages are idle only in an index"
         evicted = self.index.trim(self.pool.oldest_idle(count))
+        if self.tier is not None:
+            self.tier.evicted(evicted)
         self.pool.reclaim(*evicted)
         self.evictions += len(evicted)
 
@@ -378,8 +401,8 @@ class PagedCache:
             resident.tables[group][place] = page
             resident.sent = min(resident.sent, place)
         resident.publish_at = (resident.cursor.depth + 1) * self.page_size
-        if self.disk is not None and resident.trail is not None:
-            self.disk.save(resident.trail, tokens, resident.tables, resident.cursor.depth)
+        if self.tier is not None and resident.trail is not None:
+            self.tier.save(resident.trail, tokens, resident.tables, resident.cursor.depth)
         return bool(duplicates)
 
     # -- it goes -----------------------------------------------------------------------------------------------------
@@ -400,15 +423,17 @@ class PagedCache:
         held = [page for table in resident.tables for page in filter(None, table)]
         alone = [page for page in held if self.pool.references[page] == 1]
         self.wiped.update(alone)
+        left = list[int]()
         for page in alone:
             if self.index is not None and page in self.index:
                 gone = self.index.remove(page)
+                left += gone
                 self.wiped.update(gone)
                 self.pool.reclaim(
                     *filter(self.pool.idle.__contains__, gone)
                 )  # ends of other paths, and given-back pages
-        if self.disk is not None and resident.trail is not None:
-            self.disk.discard(resident.trail, len(self.windows))
+        if self.tier is not None and resident.trail is not None:
+            self.tier.discard(resident.trail, len(self.windows), left)
 
     def forget(self) -> None:
         """Empty the index of all pages that no sequence holds, as if the cache were new."""
@@ -471,7 +496,8 @@ class PagedCache:
             hit_positions=self.hit_positions,
             evictions=self.evictions,
             refusals=self.refusals,
-            disk=None if self.disk is None else self.disk.usage(),
+            disk=None if self.tier is None else self.tier.disk_usage,
+            host=None if self.tier is None else self.tier.host_usage,
         )
 
     def check(self) -> None:
@@ -487,6 +513,8 @@ class PagedCache:
         assert references == self.pool.references.tolist(), "a reference without a holder, or a page mapped without one"
         if self.index is not None:
             self._check_index(self.index)
+        if self.tier is not None:
+            self.tier.check()
 
     def _check_tables(self, resident: Resident) -> None:
         assert 0 <= resident.stored <= resident.room < resident.stored + self.page_size

@@ -25,6 +25,24 @@ class DiskUsage:
 
 
 @dataclass(frozen=True, slots=True)
+class HostUsage:
+    """Pages in host memory behind a GPU's, and what was done with them since the start.
+
+    pages, most_pages: there now, and at most; page_bytes: of each. hit_positions: tokens whose pages were copied back,
+    from host memory or from files. copied_pages: out of the GPU. evictions: pages that went for newer ones.
+    lost: pages that the GPU gave up before they could be copied.
+    """
+
+    pages: int
+    most_pages: int
+    page_bytes: int
+    hit_positions: int
+    copied_pages: int
+    evictions: int
+    lost: int
+
+
+@dataclass(frozen=True, slots=True)
 class CacheUsage:
     """The pool at one moment, and its history.
 
@@ -36,7 +54,7 @@ class CacheUsage:
         that the prefix index had.
     evictions: pages that the index removed for room. refusals: how often `reserve` found no room. Caches that do not
         count these four leave them at 0.
-    disk: None for a cache that keeps no pages on disk.
+    disk, host: None for a cache that keeps no pages on disk, or in host memory behind a GPU's.
     """
 
     pages: int
@@ -51,6 +69,7 @@ class CacheUsage:
     evictions: int = 0
     refusals: int = 0
     disk: DiskUsage | None = None
+    host: HostUsage | None = None
 
     @property
     def utilization(self) -> float:

@@ -205,8 +205,8 @@ class EngineConfig(EngineOptions):
     )
     prefix_dir: str | None = setting(
         None,
-        "A directory that keeps prefixes of 256 tokens and more, so that they are warm after a restart, on a CPU. It "
-        "is private, since prompts can be read from it, and one engine uses it at a time.",
+        "A directory that keeps prefixes of 256 tokens and more, so that they are warm after a restart; on a GPU, with "
+        "host_cache. It is private, since prompts can be read from it, and one engine uses it at a time.",
         unset="none: a restart forgets all prefixes",
         heeded="final",
         metavar="DIR",
@@ -216,6 +216,15 @@ class EngineConfig(EngineOptions):
         None,
         "The size that the files in prefix_dir may have, in GiB; the least recently used go first.",
         unset=f"{USUAL_PREFIX_DIR_SIZE}",
+        above=0,
+        heeded="final",
+        panel=_CACHE,
+    )
+    host_cache: float | None = setting(
+        None,
+        "The size of host memory, in GiB, that keeps prefixes when a GPU's cache gives them up. It is taken at the "
+        "start.",
+        unset="none: what the cache gives up is computed again",
         above=0,
         heeded="final",
         panel=_CACHE,
@@ -266,6 +275,7 @@ class EngineConfig(EngineOptions):
                 "of them out"
             )
         self._check_prefix_dir()
+        self._check_host_cache()
         if self.ranks > MOST_RANKS:
             raise ConfigError(f"tensor_parallel times pipeline_parallel must be at most {MOST_RANKS}, got {self.ranks}")
 
@@ -279,6 +289,16 @@ class EngineConfig(EngineOptions):
         if self.ranks > 1:
             raise ConfigError(
                 "prefix_dir does not work with tensor_parallel or pipeline_parallel yet: leave one of them out"
+            )
+
+    def _check_host_cache(self) -> None:
+        if self.host_cache is None:
+            return
+        if not self.prefix_cache:
+            raise ConfigError("host_cache does nothing with prefix_cache switched off: leave one of them out")
+        if self.ranks > 1:
+            raise ConfigError(
+                "host_cache does not work with tensor_parallel or pipeline_parallel yet: leave one of them out"
             )
 
     @classmethod

@@ -24,7 +24,7 @@ THE_RUNNERS_SWITCHES = ("chunked", "kernels", "graphs")
 THE_ENGINES = ("policy", "step_target", "slowdown", "phase", "impl", "runner")
 """Settings that such a process leaves to the engine."""
 THE_ENGINES_SWITCHES = ("prefix_cache", "overlap")
-NEITHERS = ("prefix_dir", "prefix_dir_size")
+NEITHERS = ("prefix_dir", "prefix_dir_size", "host_cache")
 """Settings of an engine that has the memory in its own process."""
 
 
@@ -133,8 +133,9 @@ class Settings:
 
     def _refuse_the_runners(self) -> None:
         """Raise ConfigError for what an engine without a model of its own would ignore."""
-        if any(getattr(self, name) is not None for name in NEITHERS):
-            raise ConfigError("prefix_dir does not work with a runner in another process yet: leave one of them out")
+        for name in NEITHERS:
+            if getattr(self, name) is not None:
+                raise ConfigError(f"{name} does not work with a runner in another process yet: leave one of them out")
         unset = {one.name: one.default for one in fields(Settings)}
         given = [name for name in THE_RUNNERS if getattr(self, name) != unset[name]]
         given += [f"switch_off {name}" for name in THE_RUNNERS_SWITCHES if name in self.switch_off]

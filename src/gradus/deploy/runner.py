@@ -40,8 +40,9 @@ def check(settings: Settings) -> None:
     given += [f"switch_off {name}" for name in THE_ENGINES_SWITCHES if name in settings.switch_off]
     if given:
         raise ConfigError(f"{given[0]} does nothing in a runner: give it to the engine, or leave it out")
-    if any(getattr(settings, name) is not None for name in NEITHERS):
-        raise ConfigError("prefix_dir does not work in a runner yet: leave it out")
+    for name in NEITHERS:
+        if getattr(settings, name) is not None:
+            raise ConfigError(f"{name} does not work in a runner yet: leave it out")
     asked = settings.keywords()
     if max(asked["tensor_parallel"] or 1, asked["pipeline_parallel"] or 1) > 1:
         raise ConfigError("tensor_parallel and pipeline_parallel do not work in a runner yet: leave them out")

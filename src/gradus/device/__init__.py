@@ -8,7 +8,7 @@ Read in this order:
     processor.py        the processor's name and instruction sets
     control_groups.py   a container's share of cores and memory
     host_memory.py      the machine's own memory, and how much is free
-    zeros.py            zeros that take memory as they are written to
+    zeros.py            zeros that take memory as they are written to;  pinned.py: memory that a GPU copies from
     threads.py          the number of threads on a CPU, and how they wait for one another
     characters.py       plain forms of characters that the terminal cannot show
     allocator.py        the C library's use of freed memory

@@ -444,6 +444,7 @@ SINGLE = {
     "tensor_parallel": "its devices' memory is not shared out, so leave it out",
     "pipeline_parallel": "its devices' memory is not shared out, so leave it out",
     "prefix_dir": "a directory keeps one engine's prefixes, so leave it out",
+    "host_cache": "host memory is not shared out, so leave it out",
     "runner": "a runner has one model's memory, so leave it out",
 }
 """Settings that do not combine with several models, and what to do."""

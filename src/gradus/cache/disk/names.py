@@ -53,13 +53,15 @@ class Trail:
 
     digests: of its salt, then of each page. saved: the pages at its beginning that are on disk or were handed over.
     found: the pages that it had from the index when it began. writes: the period of the tier that `saved` is from.
+    worth: whether the host tier puts its pages into files.
     """
 
-    __slots__ = ("digests", "found", "now", "saved", "writes")
+    __slots__ = ("digests", "found", "now", "saved", "worth", "writes")
 
     def __init__(self, digests: list[bytes], now: int) -> None:
         self.digests, self.now = digests, now
         self.saved = self.found = self.writes = 0
+        self.worth = False
 
     def order(self, place: int) -> int:
         """The order of eviction of its pages: the end of the path is oldest."""

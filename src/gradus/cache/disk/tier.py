@@ -20,8 +20,8 @@ from typing import Protocol
 
 from gradus.cache.disk.folder import PrefixFolder
 from gradus.cache.disk.names import Names, Trail
+from gradus.cache.tier import Load, Tier
 from gradus.cache.usage import DiskUsage
-from gradus.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class Store(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class Load:
+class Reading:
     """Pages that are read for a sequence.
 
     places: for each place of its path that is read, the names of files, and the pages to fill. loaded: places filled.
@@ -60,26 +60,26 @@ class Load:
     done: bool = False
     began: float = field(default_factory=time.monotonic)
 
+    @property
+    def count(self) -> int:
+        return len(self.places)
 
-class DiskTier:
+
+class DiskTier(Tier):
     """Saves and loads pages of one engine. The engine's thread makes all calls but `work`.
 
     Raises ConfigError if the directory's size is less than a page.
     """
 
     def __init__(self, folder: PrefixFolder, names: Names, store: Store, page_size: int) -> None:
-        if store.page_bytes > folder.most_bytes:
-            raise ConfigError(
-                f"a page of this model, {store.page_bytes / 2**30:.3g} GiB, does not fit into prefix_dir_size "
-                f"{folder.most_bytes / 2**30:.3g}: raise it"
-            )
+        folder.check_room(store.page_bytes)
         self._folder, self._names, self._store, self._page_size = folder, names, store, page_size
         self._changed = threading.Condition()  # guards all below; `wait` waits for a load's end
         self._queue: dict[str, tuple[bytes | bytearray | memoryview, int]] = {}  # by name: its bytes, and its order
         self._writing: str | None = None  # of the queue
         self._used: deque[tuple[str, int]] = deque()  # names and orders
         self._unwanted: deque[str] = deque()
-        self._load: Load | None = None
+        self._load: Reading | None = None
         self._period = 0  # begins anew when queued pages are lost
         self._resumes = 0.0
         self._warned = self._closing = False
@@ -87,7 +87,6 @@ class DiskTier:
         self.hit_positions = self.lost = 0
 
     def start(self) -> None:
-        """Start the thread."""
         self._thread = threading.Thread(target=self._run, name="prefixes on disk", daemon=True)
         self._thread.start()
 
@@ -103,16 +102,10 @@ class DiskTier:
     # -- saving --------------------------------------------------------------------------------------------------------
 
     def trail(self, salt: Hashable) -> Trail:
-        """Begin a sequence's path."""
         return self._names.trail(salt, time.time_ns())
 
     def save(self, trail: Trail, tokens: list[int], tables: Sequence[list[int]], end: int) -> None:
-        """Hand over the pages of a sequence up to page `end` that are not on disk, or as many as one step may copy.
-
-        Pages on disk already count as used.
-
-        tables: its block tables; entries of 0 are left out. The pages are full, and nothing writes to them any more.
-        """
+        """Hand over the pages that are not on disk, or as many as one step may copy."""
         if len(tokens) < WORTH_TOKENS or time.monotonic() < self._resumes or self._closing:
             return
         if trail.writes != self._period:
@@ -138,8 +131,7 @@ class DiskTier:
                     left -= 1
             trail.saved += 1
 
-    def discard(self, trail: Trail, groups: int) -> None:
-        """Remove the pages that a sequence has computed: their numbers may not be finite."""
+    def discard(self, trail: Trail, groups: int, pages: Sequence[int] = ()) -> None:
         with self._changed:
             for place in range(trail.found, len(trail.digests) - 1):
                 for group in range(groups):
@@ -152,7 +144,6 @@ class DiskTier:
     # -- loading -------------------------------------------------------------------------------------------------------
 
     def find(self, trail: Trail, tokens: list[int], first: int, end: int, groups: int) -> list[list[bool]]:
-        """Look up pages [first, end) of a sequence: for each layer group, which of them are on disk, or will be."""
         self._names.extend(trail, tokens, end)
         with self._changed:
             if self._closing:
@@ -164,11 +155,7 @@ class DiskTier:
                 for group in names
             ]
 
-    def load(self, trail: Trail, tables: Sequence[list[int]], first: int, end: int) -> Load:
-        """Begin to fill the pages of places [first, end). tables: block tables; entries of 0 are left out.
-
-        The caller holds the pages until the load is done, or stopped. There is one load at a time.
-        """
+    def load(self, trail: Trail, tables: Sequence[list[int]], first: int, end: int) -> Reading:
         places = [
             [
                 (self._names.name(trail, place, group), table[place])
@@ -179,22 +166,21 @@ class DiskTier:
         ]
         with self._changed:
             assert self._load is None, "one load at a time"
-            load = self._load = Load(places)
+            load = self._load = Reading(places)
             self._used.extend((name, trail.order(first + at)) for at, place in enumerate(places) for name, _ in place)
             self._changed.notify_all()
         return load
 
     def stop(self, load: Load) -> None:
-        """End a load now, with the places loaded so far. Nothing is written to its other pages afterwards."""
+        assert isinstance(load, Reading)
         with self._changed:
             self._end(load)
 
     def wait(self, load: Load, seconds: float) -> None:
-        """Wait until the load is done, for at most `seconds`."""
         with self._changed:
             self._changed.wait_for(lambda: load.done, seconds)
 
-    def _end(self, load: Load) -> None:
+    def _end(self, load: Reading) -> None:
         load.done, self._load = True, None
         self._changed.notify_all()
 
@@ -241,7 +227,7 @@ class DiskTier:
             return False
         return True
 
-    def _fill(self, load: Load) -> None:
+    def _fill(self, load: Reading) -> None:
         """Read and check a place's files, then fill its pages."""
         place = load.places[load.loaded]
         found = [(page, self._bytes_of(name)) for name, page in place]
@@ -296,8 +282,8 @@ class DiskTier:
                 self._folder.path, error.strerror or error,
             )  # fmt: skip
 
-    def usage(self) -> DiskUsage:
-        """Report what is on disk, and what was done since the start."""
+    @property
+    def disk_usage(self) -> DiskUsage:
         folder = self._folder
         return DiskUsage(
             files=len(folder),

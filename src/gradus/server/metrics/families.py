@@ -87,6 +87,10 @@ def _disk(name: str) -> Callable[[Source], float]:
     return lambda source: getattr(getattr(source.metrics.cache, "disk", None), name, 0)
 
 
+def _host(name: str) -> Callable[[Source], float]:
+    return lambda source: getattr(getattr(source.metrics.cache, "host", None), name, 0)
+
+
 def _drafts(name: str) -> Callable[[Source], float]:
     return lambda source: sum(getattr(source.metrics.speculation, name, ()))
 
@@ -310,6 +314,10 @@ COUNTERS = (
     ),
     Family("cache_evictions", "counter", "Pages that the prefix cache gave up.", _cache("evictions")),
     Family("cache_refusals", "counter", "Times that a sequence found no page.", _cache("refusals")),
+    Family("host_hits", "counter", "Tokens whose keys and values came back from host_cache.", _host("hit_positions")),
+    Family("host_copied_pages", "counter", "Pages copied to host_cache.", _host("copied_pages")),
+    Family("host_evictions", "counter", "Pages that went from host_cache for newer ones.", _host("evictions")),
+    Family("host_lost_pages", "counter", "Pages given up before they were copied to host_cache.", _host("lost")),
     Family("disk_hits", "counter", "Tokens whose keys and values were read from prefix_dir.", _disk("hit_positions")),
     Family("disk_written_bytes", "counter", "Bytes written to prefix_dir.", _disk("written_bytes")),
     Family("disk_lost_pages", "counter", "Pages that could not be written to prefix_dir.", _disk("lost")),
@@ -413,6 +421,8 @@ GAUGES = (
         _cache("utilization"),
         "kv_cache_usage_perc",
     ),
+    Family("host_pages", "gauge", "Pages in host_cache.", _host("pages")),
+    Family("host_most_pages", "gauge", "Pages that fit in host_cache.", _host("most_pages")),
     Family("disk_bytes", "gauge", "Bytes of the files in prefix_dir.", _disk("bytes")),
     Family("disk_files", "gauge", "Files in prefix_dir, a page each.", _disk("files")),
 )

@@ -1,0 +1,156 @@
+"""Copies of pages between a GPU and pinned host memory, on streams of their own, while steps run.
+
+A page lies in a piece per layer and tensor, of 16 to 32 KiB. Copied piece by piece, a prefix of 10,000 tokens of
+Llama-3.1-8B would take 40,000 calls. So a kernel gathers some pages in a staging buffer on the device, where each is in
+one piece, and the copy engine moves them to host memory, a call per run of adjacent places; and the reverse. The gather
+runs at the memory's speed, some fifty times that of the bus, and the copy engine takes no multiprocessor from steps.
+
+`gradus.cache.host.copies` argues what may overlap. Each direction has a stream and a staging buffer, so copies of
+one direction follow each other, and those of both share the bus.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext, suppress
+from math import gcd
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from gradus.attention.storage import PagedStorage
+from gradus.device.pinned import PinnedMemory
+from gradus.device.transfer import current_stream, numbered, upload
+
+STAGING_BYTES = 32 << 20  # of each direction: some pages per copy, yet no part of the device's memory worth counting
+WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
+
+
+class Part(NamedTuple):
+    """A tensor of the storage.
+
+    rows: a view, [depth * (pages + 1), words of a page in a layer]. layers: the first row of each layer, int64 [depth].
+    words: of a page, in all layers.
+    """
+
+    rows: Tensor
+    layers: Tensor
+    words: int
+
+
+class Flight:
+    """A copy under way.
+
+    used: the point after which the device's pages are free for others, or filled. landed: the point at which all is
+    done. Both are None on a CPU, where a copy is done when its call returns.
+    """
+
+    def __init__(self, used: "torch.cuda.Event | None", landed: "torch.cuda.Event | None") -> None:
+        self.used, self.landed = used, landed
+
+    @property
+    def done(self) -> bool:
+        return self.landed is None or bool(self.landed.query())
+
+
+class PageCopies:
+    """Copies between the pages of `storage` and `places` places of host memory: `gradus.cache.host.copies.Copies`.
+
+    One thread launches all copies, the same that launches the steps.
+    """
+
+    def __init__(self, storage: PagedStorage, places: int) -> None:
+        self.page_bytes = storage.page_bytes
+        self._device = numbered(storage.keys.device)
+        tensors = [tensor.view(torch.uint8).flatten(2) for tensor in storage.tensors]
+        size = gcd(8, *(tensor.shape[2] for tensor in tensors))
+        self._parts = [part_of(tensor.view(WORDS[size])) for tensor in tensors]
+        self.at_once = max(1, STAGING_BYTES // self.page_bytes)
+        self._memory = PinnedMemory(places * self.page_bytes, self._device)
+        self._places = self._memory.bytes.view(WORDS[size]).view(places, -1)
+        self._bytes = self._memory.bytes.view(places, -1).numpy()
+        shape = self.at_once, self.page_bytes // size
+        self._going, self._coming = (torch.empty(shape, dtype=WORDS[size], device=self._device) for _ in range(2))
+        on_gpu = self._device.type == "cuda"
+        self._out, self._back = (torch.cuda.Stream(self._device) if on_gpu else None for _ in range(2))
+        for stream in filter(None, (self._out, self._back)):
+            stream.wait_stream(current_stream(self._device.index))  # which makes the tensors above
+
+    # -- copies --------------------------------------------------------------------------------------------------------
+
+    def out(self, pages: Sequence[int], places: Sequence[int]) -> Flight:
+        staging = self._going[: len(pages)]
+        with torch.inference_mode(), torch.cuda.stream(self._out) if self._out else nullcontext():
+            where, at = upload(pages, torch.int64, self._device), 0
+            for part in self._parts:
+                gathered = part.rows.index_select(0, rows_of(part, where))
+                staging[:, at : at + part.words].copy_(gathered.view(len(pages), -1))
+                at += part.words
+            used = self._point(self._out)
+            for first, place, count in runs(places):
+                self._places[place : place + count].copy_(staging[first : first + count], non_blocking=True)
+            return Flight(used, self._point(self._out))
+
+    def back(self, places: Sequence[int], pages: Sequence[int]) -> Flight:
+        staging = self._coming[: len(pages)]
+        with torch.inference_mode(), torch.cuda.stream(self._back) if self._back else nullcontext():
+            for first, place, count in runs(places):
+                staging[first : first + count].copy_(self._places[place : place + count], non_blocking=True)
+            where, at = upload(pages, torch.int64, self._device), 0
+            for part in self._parts:
+                filling = staging[:, at : at + part.words].reshape(-1, part.rows.shape[1])
+                part.rows.index_copy_(0, rows_of(part, where), filling)
+                at += part.words
+            landed = self._point(self._back)
+            return Flight(landed, landed)
+
+    def _point(self, stream: "torch.cuda.Stream | None") -> "torch.cuda.Event | None":
+        return None if stream is None else stream.record_event()
+
+    # -- order ---------------------------------------------------------------------------------------------------------
+
+    def open(self, after: Flight | None) -> None:
+        if self._back is None:
+            return
+        self._back.wait_stream(current_stream(self._device.index))
+        if after is not None and after.landed is not None:
+            self._back.wait_event(after.landed)
+
+    def fence(self, copy: Flight, *, steps: bool = True) -> None:
+        if copy.used is None or self._out is None or self._back is None:
+            return
+        self._out.wait_event(copy.used)
+        self._back.wait_event(copy.used)
+        if steps:
+            current_stream(self._device.index).wait_event(copy.used)
+
+    # -- host memory ---------------------------------------------------------------------------------------------------
+
+    def view(self, place: int) -> memoryview:
+        return self._bytes[place].data
+
+    def close(self) -> None:
+        for stream in filter(None, (self._out, self._back)):
+            with suppress(RuntimeError):  # a device that has failed copies nothing any more
+                stream.synchronize()
+        self._memory.close()
+
+
+def part_of(tensor: Tensor) -> Part:
+    """View a tensor of words, [depth, pages + 1, words of a page], as rows."""
+    depth, pages, words = tensor.shape
+    layers = torch.arange(depth, device=tensor.device) * pages
+    return Part(tensor.view(depth * pages, words), layers, depth * words)
+
+
+def rows_of(part: Part, pages: Tensor) -> Tensor:
+    """The rows of some pages, page by page: int64 [pages * depth]."""
+    return (pages[:, None] + part.layers).view(-1)
+
+
+def runs(places: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    """Yield runs of adjacent places: index of the first, its place, and their number."""
+    first = 0
+    for end in range(1, len(places) + 1):
+        if end == len(places) or places[end] != places[end - 1] + 1:
+            yield first, places[first], end - first
+            first = end

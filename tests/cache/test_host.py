@@ -1,0 +1,568 @@
+"""Pages in host memory: however late copies are, a sequence reads what it would have computed; and the LRU order holds
+across tiers."""
+
+import random
+from collections import OrderedDict
+from concurrent.futures import Future
+from typing import ClassVar
+
+import pytest
+from hypothesis import Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+
+from gradus.cache.disk.names import Names
+from gradus.cache.host.slots import Slots
+from gradus.cache.host.tier import HostTier
+from gradus.cache.idle import IdlePages
+from gradus.cache.paged import PagedCache
+from gradus.cache.radix import PrefixIndex
+from tests.cache.late import Device, LateCopies, LateMemory, LateSequence
+
+WHICH = st.integers(0, 1000)
+TOKENS = st.lists(st.integers(0, 1), max_size=9)
+SALTS = st.sampled_from([None, None, "a", "b"])
+CUT = st.integers(0, 40)
+COUNTS = st.lists(st.integers(1, 16), max_size=3)
+QUICKLY = settings(max_examples=60, stateful_step_count=50, derandomize=True, database=None, deadline=None,
+                   phases=[Phase.generate])  # fmt: skip
+
+
+class Machine:
+    """A cache, a late device, and host memory behind it."""
+
+    def __init__(self, pages, size, windows, places, ahead, at_once=2) -> None:
+        self.device = Device()
+        self.memory = LateMemory(self.device, size, windows)
+        self.copies = LateCopies(self.device, self.memory, at_once)
+        self.names = Names({}, b"secret", size)
+        self.tier = HostTier(self.names, self.copies, places, pages, size, ahead)
+        self.cache = PagedCache(pages, size, windows, PrefixIndex(), self.tier)
+
+    def warm(self, tokens, salt, draw: random.Random | None = None, times: int = 1000) -> None:
+        """Load what a sequence could hit, as the scheduler would. draw: lets the device do something now and then."""
+        if not self.cache.loading:
+            self.cache.load(tokens, salt, self.cache.available)
+        while self.cache.loading and times > 0:
+            times -= 1
+            if draw is None:
+                self.device.drain()
+            else:
+                self.device.turn(draw)
+            self.cache.settle()
+
+    def computed(self, tokens, salt=None) -> int:
+        """Run one sequence to its prompt's end, each step waited for. Returns the positions that it hit."""
+        self.cache.settle()
+        self.warm(tokens, salt)
+        sequence = LateSequence(self.cache, self.memory, "s", list(tokens), salt)
+        while sequence.stored < len(tokens):
+            self.cache.settle()
+            assert sequence.launch(5)
+            sequence.commit()
+        sequence.release()
+        self.cache.settle()
+        self.device.drain()
+        self.cache.settle()
+        self.cache.check()
+        return sequence.hit
+
+
+# -- any mixture of sequences and of orders in which the device works --------------------------------------------------
+
+
+class LateMachine(RuleBasedStateMachine):
+    """The tier against the memory, which sees what steps read, whenever they run."""
+
+    WINDOWS: ClassVar = [(None,), (None,), (None, 3), (None, None, 5, 2)]
+    hits: ClassVar = [0]
+
+    @initialize(
+        pages=st.integers(6, 14),
+        size=st.integers(1, 3),
+        windows=st.sampled_from(WINDOWS),
+        places=st.integers(4, 60),
+        ahead=st.sampled_from([2, 5, 100]),
+        at_once=st.integers(1, 5),
+    )
+    def start(self, pages, size, windows, places, ahead, at_once):
+        self.machine = Machine(pages * len(windows), size, windows, places, ahead, at_once)
+        self.cache, self.device = self.machine.cache, self.machine.device
+        self.live: list[LateSequence] = []
+        self.texts: list[tuple[list[int], str | None]] = [([], None)]
+        self.count = 0
+
+    @rule(like=WHICH, cut=CUT, tail=TOKENS, salt=SALTS, times=st.integers(0, 30), seed=WHICH,
+          leaves=st.integers(0, 3), poisoned=st.integers(0, 9), committed=st.booleans())  # fmt: skip
+    def visit(self, like, cut, tail, salt, times, seed, leaves, poisoned, committed):
+        """A sequence comes and runs to its prompt's end; others leave before and after, for its room and its pages."""
+        while len(self.live) > leaves:
+            self.leave(0, poisoned, committed)
+        self.admit(like, cut, tail, salt, times, seed, [5, 5, 5, 5])
+        self.work(seed, times)
+
+    @rule(like=WHICH, cut=CUT, tail=TOKENS, salt=SALTS, times=st.integers(0, 30), seed=WHICH, counts=COUNTS)
+    def admit(self, like, cut, tail, salt, times, seed, counts):
+        text, before = self.texts[like % len(self.texts)]
+        tokens, salt = [*text[:cut], *tail, 1], before if cut % 4 else salt
+        self.cache.settle()
+        self.machine.warm(tokens, salt, random.Random(seed), times)
+        if not self.cache.loading:
+            self.count += 1
+            sequence = LateSequence(self.cache, self.machine.memory, self.count, tokens, salt)
+            self.live.append(sequence)
+            self.texts.append((tokens, salt))  # the text grows with the answer
+            for count in counts:
+                self.step(sequence, count)
+
+    @rule(which=WHICH, counts=COUNTS, behind=st.integers(0, 2))
+    def run(self, which, counts, behind):
+        for count in counts:
+            if self.live:
+                self.step(self.live[which % len(self.live)], count, behind)
+
+    def step(self, sequence, count, behind=1):
+        self.cache.settle()
+        sequence.launch(count)
+        while len(sequence.under_way) > behind:
+            sequence.commit()
+
+    @rule(which=WHICH, poisoned=st.integers(0, 6), committed=st.booleans())
+    def leave(self, which, poisoned, committed):
+        """A sequence ends; perhaps with steps under way, which still write to its pages."""
+        if not self.live:
+            return
+        sequence = self.live.pop(which % len(self.live))
+        while committed and sequence.under_way:
+            sequence.commit()
+        start = sequence.stored
+        if poisoned := poisoned < 2 and sequence.launch(3, poisoned=True):
+            self.device.finish(sequence.under_way[-1][0])  # that is how it is noticed
+            known = self.cache.known([*sequence.tokens[: sequence.stored], 2], sequence.salt)
+            if known <= start and not self.cache.sliding:
+                # A chunk has no logits, so its pages are published before its numbers are seen. Not if others have the
+                # same pages: then it gives its own back at once, which is not the tier's affair.
+                self.cache.publish(sequence.id, sequence.tokens, sequence.stored)
+        sequence.release(poisoned)
+
+    @rule(seed=WHICH, times=st.integers(1, 20))
+    def work(self, seed, times):
+        draw = random.Random(seed)
+        for _ in range(times):
+            self.device.turn(draw)
+
+    @rule()
+    def settle(self):
+        self.cache.settle()
+
+    @invariant()
+    def balanced(self):
+        if hasattr(self, "machine"):
+            self.cache.check()
+
+    def teardown(self):
+        if hasattr(self, "machine"):
+            self.device.drain()
+            self.cache.settle()
+            self.cache.check()
+            self.hits[0] += self.machine.tier.hit_positions
+
+
+def run(how: settings | None = None) -> int:
+    """Run the machine. Returns how many positions came back from host memory."""
+    machine = type("Machine", (LateMachine,), {"hits": [0]})
+    run_state_machine_as_test(machine, settings=how)
+    return machine.hits[0]
+
+
+def test_however_late_copies_are_a_sequence_reads_what_it_would_have_computed():
+    assert run(QUICKLY) > 100, "pages did come back"
+
+
+@pytest.mark.stress
+def test_however_late_copies_are_in_other_examples():
+    run()
+
+
+def no_fence(self, copy, *, steps=True):
+    """Steps and copies back write to a page that a copy out still reads, or read one that is not filled."""
+
+
+def never_in_use(self, name, add=Slots.add):
+    """A place may be given away while a copy is under way."""
+    place = add(self, name)
+    if place is not None:
+        self._uses[place] = 0
+    return place
+
+
+def salt_forgotten(self, salt, now, trail=Names.trail):
+    return trail(self, None, now)
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "broken"),
+    [
+        (LateCopies, "fence", no_fence),
+        (Slots, "add", never_in_use),
+        (Names, "trail", salt_forgotten),
+    ],
+)
+def test_a_broken_tier_is_noticed(monkeypatch, owner, name, broken):
+    monkeypatch.setattr(owner, name, broken)
+    with pytest.raises(BaseException):  # noqa: B017 a query's read, or the books
+        run(QUICKLY)
+
+
+# -- the order of use, across tiers ------------------------------------------------------------------------------------
+
+
+class OrderMachine(RuleBasedStateMachine):
+    """The tier against a list of names: the least recently used first, and no longer than host memory.
+
+    Every copy is done before the next call, and all idle pages are copied: so a sequence must hit the longest prefix of
+    which each page is in the pool or in the list.
+    """
+
+    @initialize(pages=st.integers(4, 16), size=st.integers(1, 3), places=st.integers(1, 30))
+    def start(self, pages, size, places):
+        self.machine = Machine(pages, size, (None,), places, ahead=2 * pages)
+        self.cache, self.size, self.places = self.machine.cache, size, places
+        self.order: OrderedDict[str, None] = OrderedDict()
+        self.live: list[LateSequence] = []
+        self.held: dict[object, list[str]] = {}  # by sequence: the names of its indexed pages
+        self.texts: list[tuple[list[int], str | None]] = [([], None)]
+        self.count = 0
+
+    def names(self, tokens, salt, end) -> list[str]:
+        trail = self.machine.names.trail(salt, 0)
+        self.machine.names.extend(trail, tokens, end)
+        return [self.machine.names.name(trail, place, 0) for place in range(end)]
+
+    def used(self, names):
+        """A path was used: its beginning last."""
+        for name in reversed(names):
+            if name in self.order:
+                self.order.move_to_end(name)
+
+    def idle(self, names):
+        """A path lost its last holder, and its pages are copied: its end first, as far as there are places."""
+        new = set()
+        alive = {name for held in self.held.values() for name in held}
+        for name in reversed(names):
+            if name in alive:
+                continue
+            if name in self.order:
+                self.order.move_to_end(name)
+                continue
+            oldest = next((one for one in self.order if one not in new), None)
+            if len(self.order) == self.places and oldest is None:
+                continue
+            if len(self.order) == self.places:
+                del self.order[oldest]
+            self.order[name] = None
+            new.add(name)
+
+    def settle(self):
+        self.cache.settle()
+        self.machine.device.drain()
+        self.cache.settle()
+
+    @rule(like=WHICH, cut=CUT, tail=TOKENS, salt=SALTS, counts=COUNTS)
+    def admit(self, like, cut, tail, salt, counts):
+        text, before = self.texts[like % len(self.texts)]
+        tokens, salt = [*text[:cut], *tail, 1], before if cut % 4 else salt
+        longest = (len(tokens) - 1) // self.size
+        pool = self.cache.known(tokens, salt) // self.size
+        names, hit = self.names(tokens, salt, longest), pool
+        while hit < longest and names[hit] in self.order:
+            hit += 1
+        cache = self.cache
+        idle = sum(page in cache.pool.idle for page in cache.index.match(tokens, salt)[1][0])  # held while it loads
+        wanted = min(hit, pool + cache.available)
+        wanted = wanted if wanted - pool <= cache.available - idle else pool
+        self.machine.warm(tokens, salt)
+        if wanted > pool:
+            self.used(names[pool:wanted])
+            self.idle(names[:wanted])
+        self.settle()
+        self.count += 1
+        sequence = LateSequence(self.cache, self.machine.memory, self.count, tokens, salt)
+        assert sequence.hit == wanted * self.size
+        self.held[sequence.id] = names[:wanted]
+        self.used(names[:wanted])
+        self.live.append(sequence)
+        self.texts.append((tokens, salt))
+        for count in counts:
+            self.step(sequence, count)
+
+    @rule(which=WHICH, counts=COUNTS)
+    def run(self, which, counts):
+        for count in counts:
+            if self.live:
+                self.step(self.live[which % len(self.live)], count)
+
+    def step(self, sequence, count):
+        self.settle()
+        if sequence.launch(count):
+            sequence.commit()
+            before = len(self.held[sequence.id])
+            names = self.names(sequence.tokens, sequence.salt, min(sequence.stored, len(sequence.tokens)) // self.size)
+            self.held[sequence.id] = names
+            self.used(names[before:])
+        self.settle()
+
+    @rule(which=WHICH)
+    def leave(self, which):
+        if self.live:
+            sequence = self.live.pop(which % len(self.live))
+            sequence.release()
+            self.idle(self.held.pop(sequence.id))
+            self.settle()
+
+    @invariant()
+    def same_order(self):
+        if hasattr(self, "machine"):
+            self.cache.check()
+            assert self.machine.tier.slots.names() == list(self.order)
+
+
+def test_the_least_recently_used_page_goes_across_tiers():
+    run_state_machine_as_test(OrderMachine, settings=settings(QUICKLY, max_examples=60))
+
+
+def in_order_of_arrival(self, name):
+    return name in self._places
+
+
+def test_an_order_that_forgets_uses_is_noticed(monkeypatch):
+    monkeypatch.setattr(Slots, "touch", in_order_of_arrival)
+    with pytest.raises(AssertionError):
+        run_state_machine_as_test(OrderMachine, settings=QUICKLY)
+
+
+# -- one thing at a time -----------------------------------------------------------------------------------------------
+
+TEXT = [*range(20)]
+
+
+def test_what_the_pool_gave_up_comes_back():
+    machine = Machine(8, 4, (None,), places=20, ahead=8)
+    assert machine.computed(TEXT) == 0
+    for other in (50, 60):
+        assert machine.computed([other, *TEXT]) == 0
+    assert machine.cache.known(TEXT) == 0
+    assert machine.computed([*TEXT[:11], 77, 78]) == 8, "as far as it is the same"
+    assert machine.computed(TEXT) == 16
+    usage = machine.cache.usage()
+    assert usage.host.hit_positions == 16 and usage.host.lost == 0 and usage.evictions > 0
+    assert usage.host.pages == usage.host.copied_pages <= 20 and usage.disk is None
+
+
+def test_a_page_is_taken_without_a_wait_once_its_copy_is_done():
+    machine = Machine(8, 4, (None,), places=20, ahead=8)
+    fenced = []
+    machine.copies.fence = lambda copy, steps=True: fenced.append(copy)
+    machine.computed(TEXT)
+    machine.computed([50, *TEXT])
+    assert machine.cache.evictions and not fenced
+
+
+def test_pages_that_are_not_copied_in_time_are_lost_and_computed_again():
+    machine = Machine(8, 4, (None,), places=20, ahead=1)
+    sequence = LateSequence(machine.cache, machine.memory, "a", list(TEXT))
+    sequence.launch(20)
+    sequence.commit()
+    sequence.release()
+    other = LateSequence(machine.cache, machine.memory, "b", [50, *TEXT])
+    assert other.launch(21)
+    assert machine.cache.usage().host.lost > 0
+    other.commit()
+    other.release()
+    assert machine.computed(TEXT) < 16
+
+
+def test_a_wiped_page_that_a_load_has_filled_is_not_wiped_again():
+    machine = Machine(7, 4, (None,), places=20, ahead=8)
+    machine.computed(TEXT)
+    machine.computed([50, *TEXT])
+    sequence = LateSequence(machine.cache, machine.memory, "p", [70, *TEXT])
+    sequence.launch(21, poisoned=True)
+    sequence.release(poisoned=True)  # its pages are to be wiped by the next step
+    assert machine.computed(TEXT) == 16
+
+
+def test_a_load_gives_way_to_a_sequence_that_runs():
+    machine = Machine(8, 4, (None,), places=20, ahead=8, at_once=1)
+    machine.computed(TEXT)
+    machine.computed([50, *TEXT])
+    machine.cache.forget()
+    runs = LateSequence(machine.cache, machine.memory, "runs", [9])
+    assert runs.launch(1)
+    machine.cache.load(TEXT, None, 6)
+    assert machine.cache.loading
+    while runs.stored < 28:
+        assert runs.launch(1), "it finds room, as if nothing came back"
+    assert not machine.cache.loading
+    machine.device.drain()
+    machine.cache.check()
+
+
+@pytest.mark.parametrize("discards", [True, False])
+def test_pages_of_a_poisoned_sequence_leave_host_memory(monkeypatch, discards):
+    """A chunk's pages are published before a number in them turns out not finite."""
+    if not discards:
+        monkeypatch.setattr(HostTier, "discard", lambda self, trail, groups, pages: None)
+    machine = Machine(16, 4, (None,), places=20, ahead=16)
+    sequence = LateSequence(machine.cache, machine.memory, "p", list(TEXT))
+    sequence.launch(20, poisoned=True)
+    machine.device.drain()
+    machine.cache.publish("p", sequence.tokens, 20)
+    machine.tier.keep(machine.cache.residents["p"].tables[0][:3])  # with files, they are copied when published
+    assert len(machine.tier.slots) == 3
+    sequence.release(poisoned=True)
+    machine.device.drain()
+    machine.cache.settle()
+    machine.cache.check()
+    if discards:
+        assert len(machine.tier.slots) == 0 and machine.computed(TEXT) == 0
+    else:
+        with pytest.raises(AssertionError):
+            machine.computed(TEXT)
+
+
+def not_after_out(self, after):
+    """A copy back does not wait until its place is filled."""
+    self.device.wait(self.device.back, self.device.record(self.device.steps))
+
+
+def not_after_steps(self, after):
+    """A copy back does not wait for the steps of the pages' last owners."""
+    if after is not None:
+        self.device.wait(self.device.back, after.landed)
+
+
+@pytest.mark.parametrize("broken", [None, not_after_steps])
+def test_a_page_is_filled_after_the_steps_that_still_write_to_it(monkeypatch, broken):
+    """A sequence ends with a step under way, and a load takes its page."""
+    if broken is not None:
+        monkeypatch.setattr(LateCopies, "open", broken)
+    machine = Machine(8, 4, (None,), places=20, ahead=8, at_once=8)
+    machine.computed(TEXT)
+    machine.cache.forget()
+    ends = LateSequence(machine.cache, machine.memory, "ends", [9, 9, 9])
+    assert ends.launch(3)
+    ends.release()
+    machine.cache.load(TEXT, None, 8)
+    machine.device.finish(machine.tier._load.flights[-1].copy.landed)
+    if broken is not None:
+        with pytest.raises(AssertionError):
+            machine.computed(TEXT)
+        return
+    assert machine.computed(TEXT) == 16
+
+
+@pytest.mark.parametrize("broken", [None, not_after_out])
+def test_a_place_is_copied_back_after_it_was_filled(monkeypatch, broken):
+    """A page comes back while its copy out has left the pool and not arrived."""
+    if broken is not None:
+        monkeypatch.setattr(LateCopies, "open", broken)
+    machine = Machine(8, 4, (None,), places=20, ahead=8, at_once=8)
+    sequence = LateSequence(machine.cache, machine.memory, "a", list(TEXT))
+    sequence.launch(20)
+    sequence.commit()
+    sequence.release()
+    machine.cache.settle()
+    machine.cache.forget()
+    machine.cache.load(TEXT, None, 8)
+    back = machine.tier._load.flights[-1].copy.landed
+    if broken is not None:
+        with pytest.raises(KeyError):  # nothing is in that place
+            machine.device.finish(back)
+        return
+    machine.device.finish(back)
+    machine.cache.settle()
+    assert machine.computed(TEXT) == 16
+
+
+class Unread:
+    """Files that have every page, and never read one to its end."""
+
+    hit_positions = queued = 0
+
+    def __contains__(self, name):
+        return True
+
+    def touch(self, used):
+        """Nothing has an order here."""
+
+    def read(self, name, place):
+        return Future()
+
+    def written(self):
+        return []
+
+
+def test_a_load_that_ends_early_leaves_no_page_to_a_step_that_is_still_copied_out():
+    machine = Machine(8, 4, (None,), places=20, ahead=8)
+    sequence = LateSequence(machine.cache, machine.memory, "a", list(TEXT))
+    sequence.launch(20)
+    sequence.commit()
+    sequence.release()
+    machine.cache.settle()  # its pages are copied out, some time
+    machine.cache.forget()
+    machine.tier._files = Unread()
+    other = [50, *TEXT]
+    machine.cache.load(other, None, 8)
+    assert machine.cache.loading and machine.tier._load.launched == 0
+    leaving = {flight.copy for flight in machine.tier._out}
+    assert leaving
+    fenced = []
+    machine.copies.fence = lambda copy, steps=True: fenced.append((copy, steps))
+    arrival = machine.cache.arrival
+    machine.cache._stop_loading(arrival)
+    assert len(fenced) == 1 and fenced[0][0] in leaving and fenced[0][1]
+    machine.tier.settle()
+    assert sum(machine.tier.slots._uses) > 0, "places that are still read into are nobody else's"
+    machine.tier._files = None
+    machine.cache.check()
+
+
+def test_a_read_that_fails_ends_a_load_and_the_rest_is_computed():
+    machine = Machine(8, 4, (None,), places=20, ahead=8)
+    machine.tier._files = Unread()
+    machine.cache.load(TEXT, None, 8)
+    load = machine.tier._load
+    load.sources[0][0].file.set_result(False)
+    machine.cache.settle()
+    assert not machine.cache.loading and machine.cache.known(TEXT) == 0
+    assert all(name not in machine.tier.slots for name in machine.tier.slots.names())
+    machine.tier._files = None
+    assert machine.computed(TEXT) == 0
+
+
+# -- idle pages, each listed once --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_every_idle_page_is_listed_once_each_time_it_joins_and_before_it_is_evicted(seed):
+    draw, line, count = random.Random(seed), IdlePages(12), 12
+    listed: set[int] = set()
+    for _ in range(500):
+        inside = list(line)
+        outside = [page for page in range(1, count + 1) if page not in inside]
+        if draw.random() < 0.5 and outside:
+            joins = draw.sample(outside, draw.randint(1, len(outside)))
+            line.extend(joins)
+            listed.difference_update(joins)
+        elif inside:
+            leaves = inside[: draw.randint(1, 3)] if draw.random() < 0.7 else [draw.choice(inside)]
+            assert leaves != inside[: len(leaves)] or draw.random() < 2
+            line.remove(leaves)
+        coming = line.coming(draw.choice([1, 3, 2 * count]))
+        assert not listed.intersection(coming) and len(set(coming)) == len(coming)
+        listed.update(coming)
+        everything = line.coming(2 * count)
+        listed.update(everything)
+        assert set(line) <= listed and coming + everything == [page for page in line if page in {*coming, *everything}]
+        line.check()
