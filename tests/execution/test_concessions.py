@@ -80,7 +80,19 @@ def test_it_starts_with_a_cache_worth_having(shape, quantize, free, total):
 @pytest.mark.parametrize(("shape", "quantize", "free"), TARGETS)
 def test_a_gpu_with_memory_to_spare_gets_every_default(shape, quantize, free):
     shown = plan(shape, ROOMY, quantize)
-    assert (shown.concessions, shown.max_sequences, shown.step_tokens) == ((), 256, 8192)
+    assert (shown.concessions, shown.max_sequences) == ((), 256) and shown.step_tokens >= 8192
+
+
+def test_steps_are_longer_where_memory_is_plenty_and_nobody_waits_for_their_end():
+    big, small = DeviceMemory(139 * GB, 140 * GB), DeviceMemory(23 * GB, 24 * GB)
+    longer = plan("llama-3.2-1b", big)
+    assert longer.step_tokens == 16384 and not longer.notes
+    assert longer.applied(options("llama-3.2-1b")).token_budget == 16384
+    shorter = plan("llama-3.2-1b", small)
+    assert shorter.step_tokens == 8192, "half a gigabyte is too much of 24"
+    assert shorter.applied(options("llama-3.2-1b")).token_budget == 8192
+    for asked in ({"token_budget": 8192}, {"step_target": 0.1}):
+        assert plan("llama-3.2-1b", big, **asked).step_tokens == 8192, asked
 
 
 def test_what_is_left_over_is_said_in_one_line():

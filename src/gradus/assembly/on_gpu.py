@@ -16,6 +16,7 @@ from gradus.execution.gpu.masked_draws import MaskedDraws
 from gradus.execution.gpu.prompt_graphs import PromptGraphs
 from gradus.execution.gpu.results import Results
 from gradus.execution.gpu.step_graphs import StepGraphs
+from gradus.execution.result import StepClock
 from gradus.execution.runner import Runner
 from gradus.execution.step import DecodeStep
 from gradus.kernels.fuse.model import fused
@@ -64,7 +65,8 @@ def gpu_runner(
         drafter = NgramDrafter(kernel=True)
     history = History(count, context, model.device, whole=drafter is not None)
     most = len(history.lengths) * (1 + (0 if shapes is None else shapes.most))
-    results, passes = Results(most, model.device, timed=drafter is not None), KernelPass(view, attention, sampler)
+    timed = drafter is not None or bool(config.step_target)
+    results, passes = Results(most, model.device, timed=timed), KernelPass(view, attention, sampler)
     step = DecodeStep(passes, history, LAUNCHES, results, drafter, states)
     agree: Agree = list if exchange is None else exchange.group.agree
     graphs = None
@@ -73,7 +75,7 @@ def gpu_runner(
     draws = None if constraints is None else MaskedDraws(constraints, sampler, history, count)
     readings.append(Reading(passes, view, attention, context))
     start_up(readings, graphs, sampler, config, report, times, step.written)
-    return Runner(step, graphs, draws)
+    return Runner(step, graphs, draws, StepClock() if timed else None)
 
 
 def draft_passes(

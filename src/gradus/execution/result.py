@@ -15,17 +15,17 @@ from gradus.sampling.sampler import Drawn, DrawnLogprobs
 class StepClock:
     """Times steps by the device's own clock, from the end of one to the end of the next.
 
-    Where the host is the slower side, its work therefore counts as well. A step right after one with prompts is not
-    timed: prompts give the host more work than decodes do, and before them the host may have been idle.
+    Where the host is the slower side, its work therefore counts as well, and so does the time before a step for which
+    there was nothing to do.
     """
 
     def __init__(self) -> None:
-        self._before: Arrival | None = None  # of the newest step that the host saw; None if prompts were in it
+        self._before: Arrival | None = None  # of the newest step that the host saw
 
-    def seconds(self, arrival: Arrival, *, prompts: bool) -> float:
-        """Return the time of the step that has arrived, or 0 if it is unknown. prompts: True if the step read some."""
+    def seconds(self, arrival: Arrival) -> float:
+        """Return the time of the step that has arrived; 0 for the first one."""
         took = 0.0 if self._before is None else arrival.since(self._before)
-        self._before = None if prompts else arrival
+        self._before = arrival
         return took
 
 
@@ -73,7 +73,7 @@ class StepResult:
         seconds, spans = self.seconds, self.plan.spans
         if self.clock is not None:
             assert isinstance(self.landing, Arrival)
-            seconds = self.clock.seconds(self.landing, prompts=bool(spans))
+            seconds = self.clock.seconds(self.landing)
         counts = [span.logits for span in spans] if spans else ()
         logprobs = () if self.logprobs is None else packed(self.logprobs)
         tokens = self.tokens.copy()  # a later step's result takes its place

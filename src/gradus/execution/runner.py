@@ -49,16 +49,20 @@ class Runner:
     """Runs plans, with prompts or without.
 
     graphs: of `step`; None if it is not captured. masked_draws: given where a step is launched before its masks are
-    known.
+    known. clock: of a GPU whose steps are timed.
     """
 
     def __init__(
-        self, step: DecodeStep, graphs: "StepGraphs | None" = None, masked_draws: "MaskedDraws | None" = None
+        self,
+        step: DecodeStep,
+        graphs: "StepGraphs | None" = None,
+        masked_draws: "MaskedDraws | None" = None,
+        clock: StepClock | None = None,
     ) -> None:
         self.step, self.graphs, self.masked_draws = step, graphs, masked_draws
         self.device = step.passes.model.device
         self.on_host = isinstance(step.history.columns[0], np.ndarray)
-        self.clock = None if step.drafter is None or self.on_host else StepClock()
+        self.clock = clock
         self._began = 0.0
         self._asked: Asked | None = None
         self._newest: ConstrainedStep | None = None  # the newest step, if answers in it keep to a grammar

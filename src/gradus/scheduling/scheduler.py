@@ -144,6 +144,7 @@ class Scheduler:
         self.left_cost = math.inf  # the cost of prompts that it has room for
         self.left_long = math.inf  # that of long prompts alone
         self.issued = self.committed = 0  # counts of plans; those in between are under way
+        self._after_prompts = False  # the newest step that was committed read some
         self.preemptions = self.cached_tokens = 0
         self._entered: list[tuple[Sequence, TableChange]] = []  # decoding sequences that this plan gives a page
         self._numbers = itertools.count()
@@ -575,6 +576,7 @@ class Scheduler:
         if plan.spans:
             self._commit_spans(plan.spans, sampled, outputs)
         self.committed += 1
+        self._after_prompts = bool(plan.spans)
         if self.target is not None:
             self.target.took(plan, sampled.seconds)
         return outputs
@@ -602,8 +604,10 @@ class Scheduler:
         return outputs
 
     def _learn(self, plan: Plan, sampled: Sampled, tokens: Column, ended: list[int]) -> None:
+        """Learn what drafts cost and gain. The step after one with prompts counts as not timed: they give the host more
+        work than decodes do, and before them it may have had none."""
         assert self.drafting is not None
-        seconds = 0.0 if plan.spans else sampled.seconds
+        seconds = 0.0 if plan.spans or self._after_prompts else sampled.seconds
         self.drafting.learn(plan.decodes, tokens, ended, seconds, usual=sampled.usual)
 
     def commit_exception(self, sequence: Sequence, sampled: SpanResult) -> list[Output]:

@@ -114,10 +114,13 @@ class StepTarget:
     # -- a step is done ------------------------------------------------------------------------------------------------
 
     def took(self, plan: Plan, seconds: float) -> None:
-        """Learn from the oldest step under way, which is committed. seconds: as its runner measured it; 0 if it did
-        not: then a step lasts from the commit of the one before it, if it was planned by then."""
+        """Learn from the oldest step under way, which is committed. seconds: as its runner measured it, with the time
+        before it for which there was nothing to do; 0 if it did not: then a step lasts from the commit of the one
+        before it, if it was planned by then. A commit may wait for the host to launch the next step, which is long
+        where that one reads prompts."""
         step, ended, self._ended = self._issued.popleft(), self._ended, self.clock()
-        seconds = self.turns * (seconds or self._ended - max(step.began, ended))
+        since_planned = self._ended - step.began
+        seconds = self.turns * min(seconds or self._ended - ended, since_planned)
         cost = sum([self._cost_of(span) for span in plan.spans])
         added = max(0.0, seconds - self._plain) if len(plan.decodes) else seconds  # by prompts
         self._settle(step, seconds, added * step.long_cost / cost if cost else 0.0)

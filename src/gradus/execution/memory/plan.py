@@ -56,6 +56,8 @@ PHASE_FRACTION = 0.9  # of the free memory, for a phase's weights and cache: the
 # noise, which is made of 64-bit integers.
 SAMPLING_BYTES = 48
 MOST_PAGES = 1 << 18  # when memory sizes the cache: each page has entries in tables, which are searched now and then
+LONGER_STEP = 16384  # tokens, where the default is half of it
+LONGER_SHARE = 1 / 64  # of a GPU's memory, at most, for making steps longer
 GRAPH_BYTES = 16 << 20  # set aside for the driver's own data of a captured graph, in addition to its tensors
 
 
@@ -219,7 +221,9 @@ class MemoryPlan:
             raise ConfigError(f"a cache of {self.pages.positions} tokens holds no request: raise cache_tokens")
         for note in self.notes:
             log.warning("%s", note)
-        became = {one.setting: one.became for one in self.concessions}
+        became: dict[str, Any] = {one.setting: one.became for one in self.concessions}
+        if "token_budget" in options.yielding and options.chunked and self.step_tokens == LONGER_STEP:
+            became["token_budget"] = LONGER_STEP
         limits = replace(options.limits, context_length=self.context_length)
         return replace(options, limits=limits, cache_tokens=self.pages.positions, yielding=frozenset(), **became)
 
@@ -331,7 +335,22 @@ def _final(at: "_At", options: EngineConfig, draft: Model | None = None) -> Memo
         plan = _planned(at, tried, draft)
         if plan.fits and _worth_having(plan, tried, len(layer_groups(at.config))):
             break
-    return replace(plan, concessions=conceded(options, tried))
+    plan = replace(plan, concessions=conceded(options, tried))
+    return plan if plan.concessions else _with_longer_steps(at, options, plan, draft)
+
+
+def _with_longer_steps(at: "_At", options: EngineConfig, plan: MemoryPlan, draft: Model | None) -> MemoryPlan:
+    """Let steps be twice as long, unless their length was given, clients wait for each other, or the cache loses much.
+
+    Matrices are multiplied a little faster: a prompt of 120,000 tokens of Llama-3.2-1B gained 2 % on an H200, one of
+    32,000 3 %.
+    """
+    free = "token_budget" in options.yielding and options.chunked and not options.step_target
+    if not free or at.device.type != "cuda" or at.memory.total is None:
+        return plan
+    longer = _planned(at, replace(options, token_budget=LONGER_STEP), draft)
+    taken = longer.step_bytes - plan.step_bytes
+    return longer if longer.fits and taken <= LONGER_SHARE * at.memory.total else plan
 
 
 def _worth_having(plan: MemoryPlan, options: EngineConfig, groups: int) -> bool:
