@@ -123,7 +123,7 @@ def test_the_engine_and_its_statistics_get_the_numbers_as_they_turned_out():
 
 def test_the_less_memory_the_further_down_the_ladder():
     asked = options("qwen3-0.6b")
-    down = [(one.token_budget, one.max_sequences) for one in descending(asked, ROOMY)]
+    down = [(16384, 256), *((one.token_budget, one.max_sequences) for one in descending(asked, ROOMY))]
     plans = (plan("qwen3-0.6b", DeviceMemory(free * GB, free * GB + GB // 2)) for free in (24, 12, 6, 4, 3))
     places = [down.index((one.step_tokens, one.max_sequences)) for one in plans]
     assert places[0] == 0 and places == sorted(places) and len(set(places)) == len(places)
