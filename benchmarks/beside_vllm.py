@@ -49,7 +49,8 @@ class Comparison:
     """One model's cases. vllm: its unpacked folder. out: the folder of all reports. vllm_block: the script that runs
     it.
 
-    group: of the cases; see `gradus.bench.studies.beside`. only: the labels to measure; () is all of them.
+    group: of the cases; see `gradus.bench.studies.beside`. only: the labels to measure; () is all of them. once: leave
+    out our second block, where time on the GPU is short.
     quick: a rehearsal with few short requests, for which any shape takes the cases of the group's first.
     """
 
@@ -62,14 +63,16 @@ class Comparison:
     quick: bool = False
     group: str = ""
     only: Sequence[str] = ()
+    once: bool = False
     vllm_block: Path = VLLM_BLOCK
 
     def measure(self) -> Run:
-        """Measure all three blocks. Raises ConfigError if our first one has no results."""
+        """Measure all blocks. Raises ConfigError if our first one has no results."""
         cases = self.cases
         first, second = OUR_BLOCKS
         theirs = vllm(self.vllm, str(self.vllm_block.resolve()))
-        sides = {first: gradus(BLOCK_SECONDS), THEIR_BLOCK: theirs, second: gradus(BLOCK_SECONDS)}
+        sides = {first: gradus(BLOCK_SECONDS), THEIR_BLOCK: theirs}
+        sides |= {} if self.once else {second: gradus(BLOCK_SECONDS)}
         run: Run | None = None
         with tempfile.TemporaryDirectory() as work:
             for block, found, why in in_turns(sides, self._asked(cases, Path(work)), self._log):
@@ -77,7 +80,7 @@ class Comparison:
                     raise ConfigError(f"{self.shape}: Gradus did not run: {why}")
                 run = run or self._run(cases, found)
                 self._take(run, block, found, why)
-        assert run is not None, "there are three blocks"
+        assert run is not None, "there are two blocks at least"
         return run
 
     @cached_property
@@ -225,6 +228,7 @@ def described(cases: Sequence[Case], *, device: str, dtype: str, quick: bool) ->
         "context": context,
         "max_sequences": QUICK_JOBS if quick else group.sequences,
         "cache_tokens": positions,
+        "token_budget": group.token_budget,
         "repeats": beside.REPEATS,
         "enough_s": group.enough_s,
         "quick": quick,
@@ -320,6 +324,7 @@ def main() -> int:
     parser.add_argument("--model", dest="shape", required=True, help="a shape, as in qwen3-0.6b")
     parser.add_argument("--cases", dest="group", choices=[*beside.GROUPS][1:], default="", help="a group of cases")
     parser.add_argument("--only", nargs="+", default=(), metavar="LABEL", help="of the cases, those with these labels")
+    parser.add_argument("--once", action="store_true", help="without our second block, where time on the GPU is short")
     parser.add_argument("--out", type=Path, required=True, help="the folder of the reports")
     parser.add_argument("--commit", required=True, help="the commit that is measured, as `git rev-parse` gives it")
     parser.add_argument("--device", default="cuda")

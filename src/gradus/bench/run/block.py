@@ -68,7 +68,10 @@ def run_block(asked: dict[str, Any], found_file: Path) -> None:
     }
     if asked["thorough"]:
         found["fingerprint"] = fingerprint(bench.device, quick=asked["quick"])
-    room = Room(asked["context"], asked["max_sequences"], asked["cache_tokens"], kv_dtype=asked["kv_dtype"])
+    room = Room(
+        asked["context"], asked["max_sequences"], asked["cache_tokens"], asked.get("token_budget"),
+        kv_dtype=asked["kv_dtype"],
+    )  # fmt: skip
     start = time.perf_counter()
     interface = INTERFACES[asked["interface"]](asked["contender"], bench, room)
     say(f"built in {time.perf_counter() - start:.1f} s")
