@@ -413,10 +413,10 @@ HOW_LONG_CONTEXTS_ARE_MEASURED = (
     "hit asks for one token, so its time from the call to the answer is the time to the first token, the request's "
     "checks included. An agent's session has ten turns: each sends the conversation so far, with the tokens that this "
     "engine generated, and 1,500 new ones, as soon as the turn before has ended. Its seconds count from the first turn "
-    "of all sessions to the last. Both have 16,384 tokens per step, their defaults through `LLM` on such a GPU, and vLLM, "
-    "where prompts are computed, also 8,192, a server's default; its better median counts. A case runs up to {repeats} "
-    "times, and not again once its runs took {enough:g} s together. *Unit* is what both columns show: rates, or times, "
-    "where less is better; *ratio* is always how many times as fast ours is."
+    "of all sessions to the last. Both have 16,384 tokens per step, their defaults through `LLM` on such a GPU; where "
+    "prompts are computed, vLLM also has 8,192, a server's default, and its better median counts. A case runs up to "
+    "{repeats} times, and not again once its runs took {enough:g} s together. *Unit* is what both columns show: rates, "
+    "or times, where less is better; *ratio* is always how many times as fast ours is."
 )
 HOW_SECTIONS_ARE_MEASURED = {
     LONG: HOW_LONG_CONTEXTS_ARE_MEASURED.format(repeats=REPEATS, enough=GROUPS[LONG].enough_s),
