@@ -439,16 +439,18 @@ def _consume(
             n += 1
             tiles += 1
             sums = gl.convert_layout(gl.max(total, 1), per_row(KEYS))  # its columns are equal
-            scale = _share(sums, peak, sinks, head, GROUP, PADDED)
+            scale = _share(sums, peak, sinks, head, GROUP, PADDED, SHAPE)
             scale = gl.convert_layout(scale, per_row(HEAD_DIM))
             _store(out, seen * scale[:, None], gl.load(at), tokens, head, PART, HEADS, GROUP, PADDED, SHAPE)
 
 
 @gluon.jit
-def _share(total: tensor, peak: tensor, sinks: tensor, head: tensor, GROUP: constexpr, PADDED: constexpr) -> tensor:
+def _share(
+    total: tensor, peak: tensor, sinks: tensor, head: tensor, GROUP: constexpr, PADDED: constexpr, SHAPE: constexpr
+) -> tensor:
     """What each row's sum of values is multiplied by: one over its sum of weights, which its head's sink joins."""
     if sinks is not None:
-        member = gl.minimum(gl.arange(0, ROWS, layout=total.type.layout) % PADDED, GROUP - 1)
+        member = gl.minimum(gl.arange(0, ROWS, layout=per_row(SHAPE.keys)) % PADDED, GROUP - 1)
         sink = gl.load(sinks + head * GROUP + member) * LOG2_E
         highest = gl.maximum(peak, sink)
         shrink = gl.exp2(peak - highest)
