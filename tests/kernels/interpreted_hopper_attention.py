@@ -93,8 +93,8 @@ BROKEN = {
     ),
     "a place is never given back": ("            _done_with(ring, n, SHAPE)\n", "", BLOCKED),
     "queries are given back before they are read": (
-        "            mbarrier.wait(queries.full, tiles & 1)\n",
-        "            mbarrier.wait(queries.full, tiles & 1)\n            mbarrier.arrive(queries.empty)\n",
+        "            mbarrier.wait(queries.full, taken & 1)\n",
+        "            mbarrier.wait(queries.full, taken & 1)\n            mbarrier.arrive(queries.empty)\n",
         TWICE,
     ),
     "queries are never given back": ("            mbarrier.arrive(queries.empty)\n", "", BLOCKED),
@@ -112,7 +112,7 @@ BROKEN = {
     "sums are taken before they are there": (
         "warpgroup_mma_wait(0, deps=[seen, total])", "warpgroup_mma_wait(1, deps=[seen, total])", UNFINISHED,
     ),
-    "a window has one key more": ("> position[:, None] - WINDOW", ">= position[:, None] - WINDOW", WRONG),
+    "a window has one key more": ("> position[:, None] - SHAPE.window", ">= position[:, None] - SHAPE.window", WRONG),
     "a window's first block has no mask": (" + KEYS - 1) // KEYS, middle)", ") // KEYS, middle)", WRONG),
     "a row sees the key behind it": ("(key[None, :] <= position", "(key[None, :] - 1 <= position", WRONG),
     "a block too many has no mask": ("(start + 1 - origin) // KEYS", "(start + KEYS - origin) // KEYS", WRONG),
@@ -127,7 +127,7 @@ BROKEN = {
     "boxes of two columns change places": (
         "(stage * COLUMNS + column) * BLOCK_PAGES + i", "(stage * BLOCK_PAGES + i) * COLUMNS + column", WRONG,
     ),
-    "all parts have the first one's queries": ("key_blocks.index(PART)", "key_blocks.index(0)", WRONG),
+    "all parts have the first one's queries": ("parts.index(PART)", "parts.index(0)", WRONG),
     "older sums do not shrink": (
         "total = total * gl.convert_layout(shrink, per_row(ONES))[:, None]", "total = total", WRONG,
     ),

@@ -1,8 +1,9 @@
-"""Warp groups for the interpreter: each is a thread, barriers count, and copies and products are as late as they may be.
+"""Warp groups for the interpreter: each is a thread, barriers count, and copies and products are as late as possible.
 
-They test which warp group waits for which, and which values meet. What the copy engine was asked for is lost at once and
-there when a group waits for it. A product reads its operands when it is waited for. So a place that is given back too
-early, or read too early, has other values. Groups that wait for each other forever fail instead of hanging.
+They test which warp group waits for which, and which values meet. A copy destroys what was in its place when it is
+requested, and arrives when a group waits for it. A product reads its operands when it is waited for. So memory that is
+given back too early, or read too early, has other values. Groups that wait for each other forever fail instead of
+hanging.
 """
 
 from collections.abc import Callable
@@ -81,10 +82,10 @@ class Phase:
 
 
 class Turns:
-    """One group runs at a time, until it waits for something that is not there, or has told another one something.
+    """One group runs at a time, until it has to wait or has arrived at a barrier.
 
-    Then a group that waited goes on, if one can, and only then one that need not wait: so whatever an arrival allows has
-    happened before the group that arrived does more.
+    A group that waited and can go on comes next; only if there is none, one that arrived. So everything that an arrival
+    allows happens before the group that arrived does more, and every run takes the same order.
     """
 
     def __init__(self) -> None:
@@ -179,9 +180,8 @@ class Barriers:
         if not phase.has_turned(odd):
             self.turns.give_way(lambda: phase.has_turned(odd))
         group = self.turns.mine.number
-        assert phase.turned == phase.seen.get(group, phase.turned - 1) + 1, (
-            "a barrier turned twice since a group waited"
-        )
+        before = phase.seen.get(group, phase.turned - 1)
+        assert phase.turned == before + 1, "a barrier turned twice since a group waited"
         phase.seen[group] = phase.turned
 
     # tma, async_copy
