@@ -306,7 +306,7 @@ def _produce(
     BLOCK_PAGES: constexpr = SHAPE.keys // PAGE
     n = 0
     taken = 0
-    for turn in range(0, gl.cdiv(tiles, gl.num_programs(0))):
+    for turn in range(0, (tiles + gl.num_programs(0) - 1) // gl.num_programs(0)):
         index = _tile(turn)
         head = index % SHAPE.heads
         at = items + index // SHAPE.heads * ITEM
@@ -425,7 +425,7 @@ def _consume(
     q = queries.parts.index(PART)
     n = 0
     taken = 0
-    for turn in range(0, gl.cdiv(tiles, gl.num_programs(0))):
+    for turn in range(0, (tiles + gl.num_programs(0) - 1) // gl.num_programs(0)):
         index = _tile(turn)
         head = index % SHAPE.heads
         at = items + index // SHAPE.heads * ITEM
