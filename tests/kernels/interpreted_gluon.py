@@ -24,8 +24,8 @@ COLUMN = 128  # bytes that the copy engine and the matrix units take of each row
 class Memory:
     """Shared memory. An index into it, and it in another order or another shape, are views of it.
 
-    values: as their bytes lie. Swizzled rows of more than COLUMN bytes lie in columns: of all rows the first COLUMN
-    bytes, then of all rows the next ones. order: of the dimensions of what is stored, as they are seen.
+    values: in the order of their bytes. Swizzled rows longer than COLUMN bytes lie in columns: the first COLUMN bytes
+    of all rows, then the next ones of all rows. order: permutes the stored dimensions to those that are seen.
     """
 
     def __init__(
@@ -177,8 +177,8 @@ def rounded_to_nearest(convert: Callable) -> Callable:
 
 
 def interpret(module: ModuleType, patch: pytest.MonkeyPatch) -> None:
-    """From now on, that module's kernels are interpreted, with what they call of other modules'. Of registers' layouts
-    nothing is tested.
+    """Interpret that module's kernels from now on, and the functions of other modules that they call. Layouts of
+    registers are not tested.
     """
     gluon = [value for value in vars(module).values() if isinstance(value, GluonJITFunction)]
     homes = {function.fn.__module__: function.fn.__globals__ for function in gluon} | {module.__name__: vars(module)}

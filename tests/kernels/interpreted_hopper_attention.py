@@ -1,7 +1,7 @@
-"""Long prompts on Hopper without one: run by test_paged_attention.py in a process where Triton interprets.
+"""Long prompts on Hopper, without a GPU: test_paged_attention.py runs this in a process where Triton interprets.
 
-Warp groups are threads, and the kernel's barriers are all that keeps them apart (`interpreted_warp_groups.py`). Pages
-and queries have NaN wherever nothing may be read. The last test breaks the kernel, to see that the others would fail.
+Warp groups are threads, kept apart by the kernel's barriers alone (`interpreted_warp_groups.py`). Pages and queries
+hold NaN where nothing may be read. The last test breaks the kernel, to show that the others would fail.
 """
 
 import importlib.util
@@ -50,7 +50,7 @@ def test_groups_and_uneven_spans(head_dim, group):
     assert is_close(attended(step), step)
 
 
-# as many keys as a block, one, some that end within pages, so many that blocks in the middle have no mask
+# windows of a block, of one key, of keys that end within pages, and of several blocks, some of them without a mask
 @pytest.mark.parametrize(
     ("head_dim", "group", "window", "sinks"),
     each_once([(64, 8, 128), (128, 4, 1), (256, 4, 70), (128, 8, 200), (64, 4, 1000)], [False, True]),
@@ -136,8 +136,8 @@ BROKEN = {
 
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_broken_kernel_is_found_out(name, tmp_path):
-    """Three tiles of one program. Blocks before their windows' middle, in it and behind it; a last page that is not
-    full."""
+    """One program has three tiles, with blocks at a window's start, within it and at its end, and a last page that is
+    not full."""
     step = step_of([(60, 300)], 128, group=8, heads=1, window=180)
     before, after, outcome = BROKEN[name]
     kernel = changed(before, after, tmp_path)
@@ -149,7 +149,7 @@ def test_a_broken_kernel_is_found_out(name, tmp_path):
 
 
 def changed(before: str, after: str, folder: Path) -> ModuleType:
-    """The kernel's module with a passage replaced."""
+    """Load the kernel's module with a passage replaced."""
     source = Path(hopper.__file__).read_text(encoding="utf-8")
     assert before in source, "the kernel is written in another way by now: break that"
     path = folder / "broken_hopper.py"

@@ -239,10 +239,10 @@ class MatrixUnits(local):
         return product
 
     def wait(self, outstanding: int, deps: list[Any]) -> Any:
-        """Of deps, those that are done become tensors; the others can still be added to, and nothing else."""
+        """Return `deps`: tensors where they are done; the others are good for nothing but another product's sums."""
         while len(self.under_way) > number(outstanding):
             self.under_way.pop(0).multiply()
-        found = [each.sums or each if isinstance(each, Product) else each for each in deps]
+        found = [each.sums if isinstance(each, Product) and each.sums is not None else each for each in deps]
         return found[0] if len(found) == 1 else tuple(found)
 
 

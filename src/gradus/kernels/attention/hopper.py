@@ -13,7 +13,7 @@ exponentials, and Triton lets no two of them overlap there. Here they do, after 
 - *Sums of weights on the matrix units.* A product with eight columns of ones adds a block's weights up, rounded as the
   values' product takes them. Added by threads, they would be one instruction in seven.
 
-What bounds it depends on the width of heads (docs/design/p09.md): an exponential takes as long as the two products of
+The bound depends on the width of heads (docs/design/p09.md): an exponential takes as long as the two products of
 64 dimensions. Such heads want three consumers and long blocks; heads of 256 have registers for two.
 
 Blocks are taken last to first: the masked ones come first, and the loop over all the others has no mask.
@@ -63,7 +63,7 @@ BOX = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=3) 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What the kernel is compiled for.
+    """Holds the numbers that the kernel is compiled for.
 
     heads: of keys, each shared by `group` query heads. padded: rows that a token takes in a tile, `group` of them used.
     window: 0 if there is none. Others: as in `HopperLaunch`.
@@ -477,7 +477,7 @@ def _consume(
 
 @gluon.jit
 def _share(total: tensor, peak: tensor, sinks: tensor, head: tensor, SHAPE: constexpr) -> tensor:
-    """What each row's sum of values is multiplied by: one over its sum of weights, which its head's sink joins."""
+    """Return the factor of each row's sum of values: one over its sum of weights, to which its head's sink is added."""
     if sinks is not None:
         member = gl.minimum(gl.arange(0, ROWS, layout=per_row(SHAPE.keys)) % SHAPE.padded, SHAPE.group - 1)
         sink = gl.load(sinks + head * SHAPE.group + member) * LOG2_E
