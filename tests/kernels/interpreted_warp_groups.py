@@ -58,8 +58,8 @@ def described(matrix: Tensor, box: list[int]) -> Described:
 class Phase:
     """A barrier: `count` arrivals and all bytes that were announced turn its phase.
 
-    copies: on their way, each a function that writes it and counts its bytes or its arrivals. seen: the number of turns
-    that each group has seen.
+    copies: on their way, each a function that writes it and counts its bytes or its arrivals. seen: by group, the turns
+    up to its last wait.
     """
 
     def __init__(self, count: int) -> None:
@@ -95,7 +95,7 @@ class Turns:
         self.over = False
 
     def take_all(self, groups: list[Callable[[], None]]) -> None:
-        """Run these groups; the first failure of one is raised here, and the others then end."""
+        """Run these groups to their end. The first failure ends all of them, and is raised here."""
         failures: list[BaseException] = []
 
         def run(number: int, group: Callable[[], None]) -> None:
@@ -122,7 +122,7 @@ class Turns:
             raise failures[0]
 
     def give_way(self, until: Callable[[], bool] | None = None) -> None:
-        """Let others run, until that holds. Nothing to do where there are no groups yet."""
+        """Let other groups run until that holds. Before there are groups, this does nothing."""
         if self.running is None:
             return
         with self.changed:
