@@ -40,13 +40,8 @@ SPANS = [
 
 
 def step_of(spans: list[tuple[int, int]], heads: int = 8, group: int = 4, head_dim: int = 128, **options) -> Step:
-    """Queries lie in the product with keys and values, as in a model."""
     step = Step(spans, heads=heads, group=group, head_dim=head_dim, dtype=torch.bfloat16, device="cuda", **options)
-    qkv = torch.full((len(step.q), (group + 2) * heads * head_dim), float("nan"), device="cuda", dtype=torch.bfloat16)
-    kept = step.q
-    step.q = qkv[:, : heads * group * head_dim].unflatten(1, (heads * group, head_dim))
-    step.q.copy_(kept)
-    return step
+    return step.in_product()
 
 
 def launch_of(step: Step) -> HopperLaunch:

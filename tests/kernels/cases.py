@@ -64,6 +64,14 @@ class Step:
         self.sink_logits = noise.to(self.device) if self.sinks else None
         self.lengths = [length for _, length in self.spans]
 
+    def in_product(self) -> "Step":
+        """Let queries lie in the product with keys and values, as in a model."""
+        widths = [len(self.q), (self.group + 2) * self.heads * self.head_dim]
+        product = torch.full(widths, float("nan"), device=self.device, dtype=self.dtype)
+        rows = product[:, : self.heads * self.group * self.head_dim].unflatten(1, self.q.shape[1:])
+        self.q = rows.copy_(self.q)
+        return self
+
     def numbers(self, values: list[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int32, device=self.device)
 

@@ -452,9 +452,9 @@ def hopper_prompts(able: Capability) -> Iterator[tuple[str, Case]]:
         types: dict[str, str] = {
             name: f"tensordesc<bf16{str(box).replace(' ', '')},{hopper_attention.BOX!r}>" for name, box in boxes.items()
         }
-        types |= {"tables": "*i64", "items": "*i32", "total": "i32", "table_stride": "i32", "factor": "fp32"}
+        types |= {"tables": "*i64", "items": "*i32", "tiles": "i32", "table_stride": "i32", "factor": "fp32"}
         types |= {"sinks": "*fp32"} if sinks else {}
-        constants = {"HEADS": 8, "GROUP": group, "PADDED": padded, "WINDOW": window, "SHAPE": launch}
+        constants = {"SHAPE": hopper_attention.Shape.of(launch, 8, group, window)}
         constants |= {} if sinks else {"sinks": None}
         yield (
             f"hopper prompt {head_dim} of {group}, window {window}",

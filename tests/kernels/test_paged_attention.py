@@ -27,6 +27,10 @@ def test_the_kernels_are_right_when_interpreted():
     run_interpreted("interpreted_paged_attention.py", "interpreted_mixed_layers.py", "interpreted_widen.py")
 
 
+def test_long_prompts_on_hopper_are_right_when_interpreted():
+    run_interpreted("interpreted_hopper_attention.py")
+
+
 def compiled(
     head_dim: int, group: int, launch: Launch, tokens: int, new: int = 0, fp8: bool = False, sinks: bool = False
 ):

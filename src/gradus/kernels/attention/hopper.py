@@ -13,7 +13,7 @@ exponentials, and Triton lets no two of them overlap there. Here they do, after 
 - *Sums of weights on the matrix units.* A product with eight columns of ones adds a block's weights up, rounded as the
   values' product takes them. Added by threads, they would be one instruction in seven.
 
-What bounds it depends on the width of heads (docs/design/p09.md): an exponential takes as long as the two products of
+The bound depends on the width of heads (docs/design/p09.md): an exponential takes as long as the two products of
 64 dimensions. Such heads want three consumers and long blocks; heads of 256 have registers for two.
 
 Blocks are taken last to first: the masked ones come first, and the loop over all the others has no mask.
@@ -29,6 +29,7 @@ that sees it.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -60,6 +61,33 @@ ONES = gl.constexpr(8)  # columns of ones: the fewest that a product has
 BOX = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=3)  # of a box
 
 
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Holds the numbers that the kernel is compiled for.
+
+    heads: of keys, each shared by `group` query heads. padded: rows that a token takes in a tile, `group` of them used.
+    window: 0 if there is none. Others: as in `HopperLaunch`.
+
+    Triton finds a compiled kernel by these numbers: whatever follows from them is computed in the kernel.
+    """
+
+    heads: int
+    group: int
+    padded: int
+    window: int
+    head_dim: int
+    keys: int
+    stages: int
+    consumers: int
+
+    @staticmethod
+    def of(launch: HopperLaunch, heads: int, group: int, window: int | None) -> "Shape":
+        return Shape(
+            heads, group, launch.padded(group), window or 0,
+            launch.head_dim, launch.keys, launch.stages, launch.consumers,
+        )  # fmt: skip
+
+
 class HopperPrompts:
     """The kernel, on one cache. Copying needs a descriptor of each layer's keys and values: they are made once."""
 
@@ -79,12 +107,12 @@ class HopperPrompts:
         """
         launch, heads = work.launch, self.heads[layer]
         assert isinstance(launch, HopperLaunch)
-        group, total = q.shape[1] // heads, len(work.items) * heads
-        padded = launch.padded(group)
-        queries = TensorDescriptor(q, [*q.shape], [*q.stride()], [ROWS.value // padded, padded, COLUMN.value], BOX)
-        hopper_attention[(min(self.processors, total),)](
-            queries, *self.pages[layer], out, tables, work.items, sinks, total, tables.stride(0), scale * LOG2_E.value,
-            HEADS=heads, GROUP=group, PADDED=padded, WINDOW=work.window or 0, SHAPE=launch, num_warps=4,
+        shape, tiles = Shape.of(launch, heads, q.shape[1] // heads, work.window), len(work.items) * heads
+        box = [ROWS.value // shape.padded, shape.padded, COLUMN.value]
+        queries = TensorDescriptor(q, [*q.shape], [*q.stride()], box, BOX)
+        hopper_attention[(min(self.processors, tiles),)](
+            queries, *self.pages[layer], out, tables, work.items, sinks, tiles, tables.stride(0), scale * LOG2_E.value,
+            SHAPE=shape, num_warps=4,
         )  # fmt: skip
 
 
@@ -130,12 +158,22 @@ def stored() -> gl.BlockedLayout:
 # -- shared memory, and who may touch it -------------------------------------------------------------------------------
 
 
+class Queries(NamedTuple):
+    """The queries of one tile, a part per consumer.
+
+    full, empty: barriers whose phase turns when all bytes have arrived, and when all consumers have read them.
+    """
+
+    parts: Any
+    full: Any
+    empty: Any
+
+
 class Ring(NamedTuple):
     """Places in shared memory, filled by the producer and read by all consumers; the n-th filling is in n % stages.
 
     Each has room for the keys of a block and the values of the block that was read before it: what a consumer
-    multiplies at once. full, empty: a barrier per place, whose phase turns when all bytes have arrived, and when all
-    have read them. Queries have a single place.
+    multiplies at once. full, empty: barriers as of queries, one per place.
     """
 
     key_blocks: Any
@@ -194,10 +232,11 @@ def _tile(turn: int) -> tensor:
 
 
 @gluon.jit
-def _first_page(at: tensor, WINDOW: constexpr) -> tensor:
-    """The page with the first key that a tile's rows see: pages before a window are given back."""
+def _first_page(at: tensor, SHAPE: constexpr) -> tensor:
+    """Find the page with the first key that a tile's rows see, by its place in the table: pages before a window are
+    given back. Without a window the compiler learns that it is 0."""
     page = gl.load(at + 4) // PAGE
-    return page if WINDOW else page * 0
+    return page if SHAPE.window else page * 0
 
 
 # -- the producer ------------------------------------------------------------------------------------------------------
@@ -239,47 +278,46 @@ def _copy_block(
 
 
 @gluon.jit
-def _copy_queries(
-    source: tensor, q: Ring, tiles: int, first: tensor, head: tensor,
-    GROUP: constexpr, PADDED: constexpr, SHAPE: constexpr,
-) -> None:  # fmt: skip
-    """Copy all parts of a tile, whose first token is row `first` of the batch, once the tile before is read."""
-    TOKENS: constexpr = ROWS // PADDED
+def _copy_queries(source: tensor, q: Queries, taken: int, first: tensor, head: tensor, SHAPE: constexpr) -> None:
+    """Copy all parts of a tile, whose first token is row `first` of the batch, once the tile before is read.
+
+    taken: tiles before it.
+    """
+    TOKENS: constexpr = ROWS // SHAPE.padded
     COLUMNS: constexpr = SHAPE.head_dim // COLUMN
     CONSUMERS: constexpr = SHAPE.consumers
-    boxes = q.key_blocks._reinterpret(gl.bfloat16, [CONSUMERS * COLUMNS, TOKENS, PADDED, COLUMN], source.layout)
-    mbarrier.wait(q.empty, (tiles & 1) ^ 1)
+    boxes = q.parts._reinterpret(gl.bfloat16, [CONSUMERS * COLUMNS, TOKENS, SHAPE.padded, COLUMN], source.layout)
+    mbarrier.wait(q.empty, (taken & 1) ^ 1)
     mbarrier.expect(q.full, CONSUMERS * ROWS * SHAPE.head_dim * 2)
     for part in gl.static_range(CONSUMERS):
         for column in gl.static_range(COLUMNS):
             tma.async_copy_global_to_shared(
-                source, [first + part * TOKENS, head * GROUP, column * COLUMN], q.full,
+                source, [first + part * TOKENS, head * SHAPE.group, column * COLUMN], q.full,
                 boxes.index(part * COLUMNS + column),
             )  # fmt: skip
 
 
 @gluon.jit
 def _produce(
-    queries: tensor, keys: tensor, values: tensor, q: Ring, ring: Ring, tables: tensor, items: tensor,
-    total: tensor, table_stride: tensor, HEADS: constexpr, GROUP: constexpr, PADDED: constexpr, WINDOW: constexpr,
-    SHAPE: constexpr,
+    queries: tensor, keys: tensor, values: tensor, q: Queries, ring: Ring, tables: tensor, items: tensor,
+    tiles: tensor, table_stride: tensor, SHAPE: constexpr,
 ) -> None:  # fmt: skip
     """Copy blocks in the consumers' order: the keys of a block before the values of the previous one."""
     BLOCK_PAGES: constexpr = SHAPE.keys // PAGE
     n = 0
-    tiles = 0
-    for turn in range(0, (total + gl.num_programs(0) - 1) // gl.num_programs(0)):
+    taken = 0
+    for turn in range(0, (tiles + gl.num_programs(0) - 1) // gl.num_programs(0)):
         index = _tile(turn)
-        head = index % HEADS
-        at = items + index // HEADS * ITEM
-        tokens = gl.load(at + 1, mask=index < total, other=0)
+        head = index % SHAPE.heads
+        at = items + index // SHAPE.heads * ITEM
+        tokens = gl.load(at + 1, mask=index < tiles, other=0)
         if tokens > 0:
             table = tables + gl.load(at + 3).to(gl.int64) * table_stride
-            low = _first_page(at, WINDOW)
+            low = _first_page(at, SHAPE)
             high = gl.load(at + 5)
             last = (high - 1) // PAGE
             end = (last - low) // BLOCK_PAGES
-            _copy_queries(queries, q, tiles, gl.load(at), head, GROUP, PADDED, SHAPE)
+            _copy_queries(queries, q, taken, gl.load(at), head, SHAPE)
             place = low + end * BLOCK_PAGES
             pages = _page_numbers(table, place, last, SHAPE)
             for step in range(0, end + 2):
@@ -301,16 +339,14 @@ def _produce(
                     _copy_block(values, ring.value_blocks, full, stage, pages, place, high, head, SHAPE)
                 pages = nexts
                 n += 1
-            tiles += 1
+            taken += 1
 
 
 # -- the consumers -----------------------------------------------------------------------------------------------------
 
 
 @gluon.jit
-def _masked(
-    score: tensor, first: tensor, high: tensor, position: tensor, WINDOW: constexpr, SHAPE: constexpr
-) -> tensor:
+def _masked(score: tensor, first: tensor, high: tensor, position: tensor, SHAPE: constexpr) -> tensor:
     """Set the scores of keys that a row may not see to -inf. The last page lies shifted: see `_copy_block`.
 
     first: the block's first key.
@@ -320,8 +356,8 @@ def _masked(
     shift = gl.maximum((number // PAGE + 1) * PAGE - high, 0)
     key = number - shift
     visible = (column % PAGE >= shift)[None, :] & (key[None, :] <= position[:, None])
-    if WINDOW:
-        visible = visible & (key[None, :] > position[:, None] - WINDOW)
+    if SHAPE.window:
+        visible = visible & (key[None, :] > position[:, None] - SHAPE.window)
     return gl.where(visible, score, float("-inf"))
 
 
@@ -358,7 +394,7 @@ def _add(weights: tensor, seen: tensor, total: tensor, ring: Ring, n: int, ones:
 def _blocks(
     weights: tensor, seen: tensor, total: tensor, peak: tensor, n: int, begin: tensor, end: tensor, origin: tensor,
     q: tensor, ring: Ring, ones: tensor, high: tensor, position: tensor, factor: tensor,
-    MASKED: constexpr, WINDOW: constexpr, SHAPE: constexpr,
+    MASKED: constexpr, SHAPE: constexpr,
 ) -> tensor:  # fmt: skip
     """Take in blocks end - 1 … begin: the scores of each, during the values' product of the block after it."""
     for step in range(0, end - begin):
@@ -366,7 +402,7 @@ def _blocks(
         seen, total = _add(weights, seen, total, ring, n, ones, SHAPE)
         score = warpgroup_mma_wait(2, deps=[score])  # the scores alone: the other products go on
         if MASKED:
-            score = _masked(score, origin + (end - 1 - step) * SHAPE.keys, high, position, WINDOW, SHAPE)
+            score = _masked(score, origin + (end - 1 - step) * SHAPE.keys, high, position, SHAPE)
         weights_after, shrink, peak = _weights(score, peak, factor, MASKED, SHAPE)
         # Waited for here already, since ptxas moves no exponential past it: they are taken while `seen` is summed.
         seen, total, weights = warpgroup_mma_wait(0, deps=[seen, total, weights_after])
@@ -379,77 +415,72 @@ def _blocks(
 
 @gluon.jit
 def _consume(
-    queries: Ring, ring: Ring, ones: tensor, items: tensor, out: tensor, sinks: tensor, total_items: tensor,
-    factor: tensor, PART: constexpr, HEADS: constexpr, GROUP: constexpr, PADDED: constexpr, WINDOW: constexpr,
-    SHAPE: constexpr,
+    queries: Queries, ring: Ring, ones: tensor, items: tensor, out: tensor, sinks: tensor, tiles: tensor,
+    factor: tensor, PART: constexpr, SHAPE: constexpr,
 ) -> None:  # fmt: skip
-    """Attend for one part of each tile's rows. factor: of a score, before exp2."""
-    TOKENS: constexpr = ROWS // PADDED
+    """Attend for one part of each tile's rows."""
+    TOKENS: constexpr = ROWS // SHAPE.padded
     KEYS: constexpr = SHAPE.keys
     HEAD_DIM: constexpr = SHAPE.head_dim
-    q = queries.key_blocks.index(PART)
+    q = queries.parts.index(PART)
     n = 0
-    tiles = 0
-    for turn in range(0, (total_items + gl.num_programs(0) - 1) // gl.num_programs(0)):
+    taken = 0
+    for turn in range(0, (tiles + gl.num_programs(0) - 1) // gl.num_programs(0)):
         index = _tile(turn)
-        head = index % HEADS
-        at = items + index // HEADS * ITEM
-        tokens = gl.load(at + 1, mask=index < total_items, other=0)
+        head = index % SHAPE.heads
+        at = items + index // SHAPE.heads * ITEM
+        tokens = gl.load(at + 1, mask=index < tiles, other=0)
         if tokens > 0:
             start = gl.load(at + 2) + PART * TOKENS
             high = gl.load(at + 5)
-            position = start + gl.arange(0, ROWS, layout=per_row(KEYS)) // PADDED
-            page = _first_page(at, WINDOW)
+            position = start + gl.arange(0, ROWS, layout=per_row(KEYS)) // SHAPE.padded
+            page = _first_page(at, SHAPE)
             end = ((high - 1) // PAGE - page) // (KEYS // PAGE)
             origin = page * PAGE
-            middle = gl.minimum(
-                end, gl.maximum((start + 1 - origin) // KEYS, 0)
-            )  # before it, nothing is ahead of a row
-            edge = middle * 0  # from it on, nothing is behind a row's window
-            if WINDOW:
-                edge = gl.minimum((gl.maximum(start + TOKENS - WINDOW - origin, 0) + KEYS - 1) // KEYS, middle)
+            # Blocks edge … middle - 1 have no mask: every row sees all of their keys.
+            middle = gl.minimum(end, gl.maximum((start + 1 - origin) // KEYS, 0))
+            edge = middle * 0
+            if SHAPE.window:
+                edge = gl.minimum((gl.maximum(start + TOKENS - SHAPE.window - origin, 0) + KEYS - 1) // KEYS, middle)
 
-            mbarrier.wait(queries.full, tiles & 1)
+            mbarrier.wait(queries.full, taken & 1)
             score = warpgroup_mma_wait(0, deps=[_scores(q, ring, n, SHAPE)])
             _done_with(ring, n, SHAPE)
             n += 1
-            score = _masked(score, origin + end * KEYS, high, position, WINDOW, SHAPE)
+            score = _masked(score, origin + end * KEYS, high, position, SHAPE)
             peak = gl.full([ROWS], float("-inf"), gl.float32, per_row(KEYS))
             weights, _, peak = _weights(score, peak, factor, True, SHAPE)
             seen = gl.zeros([ROWS, HEAD_DIM], gl.float32, products(HEAD_DIM))
             total = gl.zeros([ROWS, ONES], gl.float32, products(ONES))
             weights, seen, total, peak, n = _blocks(
-                weights, seen, total, peak, n, middle, end, origin, q, ring, ones, high, position, factor,
-                True, WINDOW, SHAPE,
-            )  # fmt: skip
+                weights, seen, total, peak, n, middle, end, origin, q, ring, ones, high, position, factor, True, SHAPE
+            )
             weights, seen, total, peak, n = _blocks(
-                weights, seen, total, peak, n, edge, middle, origin, q, ring, ones, high, position, factor,
-                False, WINDOW, SHAPE,
-            )  # fmt: skip
-            if WINDOW:
+                weights, seen, total, peak, n, edge, middle, origin, q, ring, ones, high, position, factor, False, SHAPE
+            )
+            if SHAPE.window:
                 weights, seen, total, peak, n = _blocks(
-                    weights, seen, total, peak, n, 0, edge, origin, q, ring, ones, high, position, factor,
-                    True, WINDOW, SHAPE,
-                )  # fmt: skip
+                    weights, seen, total, peak, n, 0, edge, origin, q, ring, ones, high, position, factor, True, SHAPE
+                )
             mbarrier.arrive(queries.empty)
             _until_full(ring, n, SHAPE)
             seen, total = _add(weights, seen, total, ring, n, ones, SHAPE)
             seen, total = warpgroup_mma_wait(0, deps=[seen, total])
             _done_with(ring, n, SHAPE)
             n += 1
-            tiles += 1
+            taken += 1
             sums = gl.convert_layout(gl.max(total, 1), per_row(KEYS))  # its columns are equal
-            scale = _share(sums, peak, sinks, head, GROUP, PADDED)
+            scale = _share(sums, peak, sinks, head, SHAPE)
             scale = gl.convert_layout(scale, per_row(HEAD_DIM))
-            _store(out, seen * scale[:, None], gl.load(at), tokens, head, PART, HEADS, GROUP, PADDED, SHAPE)
+            _store(out, seen * scale[:, None], gl.load(at), tokens, head, PART, SHAPE)
 
 
 @gluon.jit
-def _share(total: tensor, peak: tensor, sinks: tensor, head: tensor, GROUP: constexpr, PADDED: constexpr) -> tensor:
-    """What each row's sum of values is multiplied by: one over its sum of weights, which its head's sink joins."""
+def _share(total: tensor, peak: tensor, sinks: tensor, head: tensor, SHAPE: constexpr) -> tensor:
+    """Return the factor of each row's sum of values: one over its sum of weights, to which its head's sink is added."""
     if sinks is not None:
-        member = gl.minimum(gl.arange(0, ROWS, layout=total.type.layout) % PADDED, GROUP - 1)
-        sink = gl.load(sinks + head * GROUP + member) * LOG2_E
+        member = gl.minimum(gl.arange(0, ROWS, layout=per_row(SHAPE.keys)) % SHAPE.padded, SHAPE.group - 1)
+        sink = gl.load(sinks + head * SHAPE.group + member) * LOG2_E
         highest = gl.maximum(peak, sink)
         shrink = gl.exp2(peak - highest)
         share = shrink / (total * shrink + gl.exp2(sink - highest))
@@ -460,37 +491,33 @@ def _share(total: tensor, peak: tensor, sinks: tensor, head: tensor, GROUP: cons
 
 @gluon.jit
 def _store(
-    out: tensor, seen: tensor, first: tensor, tokens: tensor, head: tensor,
-    PART: constexpr, HEADS: constexpr, GROUP: constexpr, PADDED: constexpr, SHAPE: constexpr,
-) -> None:  # fmt: skip
+    out: tensor, seen: tensor, first: tensor, tokens: tensor, head: tensor, PART: constexpr, SHAPE: constexpr
+) -> None:
     """Write a consumer's rows, those that have a token, to `out` from row `first` on."""
     HEAD_DIM: constexpr = SHAPE.head_dim
     seen = gl.convert_layout(seen.to(gl.bfloat16), stored())
     row = gl.arange(0, ROWS, layout=gl.SliceLayout(1, stored()))
     d = gl.arange(0, HEAD_DIM, layout=gl.SliceLayout(0, stored()))
-    token = PART * (ROWS // PADDED) + row // PADDED
-    place = (token * (HEADS * GROUP) + head * GROUP + row % PADDED) * HEAD_DIM
-    out += first.to(gl.int64) * (HEADS * GROUP * HEAD_DIM)
-    there = (token < tokens) & (row % PADDED < GROUP)
-    gl.store(out + place[:, None] + d[None, :], seen, mask=there[:, None] & (d < HEAD_DIM)[None, :])
+    token = PART * (ROWS // SHAPE.padded) + row // SHAPE.padded
+    place = (token * (SHAPE.heads * SHAPE.group) + head * SHAPE.group + row % SHAPE.padded) * HEAD_DIM
+    out += first.to(gl.int64) * (SHAPE.heads * SHAPE.group * HEAD_DIM)
+    there = (token < tokens) & (row % SHAPE.padded < SHAPE.group)
+    gl.store(out + place[:, None] + d[None, :], seen, mask=there[:, None])
 
 
 # -- the launch --------------------------------------------------------------------------------------------------------
 
 
-@gluon.jit(do_not_specialize=["total", "table_stride"])
+@gluon.jit(do_not_specialize=["tiles", "table_stride"])
 def hopper_attention(
     queries: tensor, keys: tensor, values: tensor, out: tensor, tables: tensor, items: tensor, sinks: tensor,
-    total: int, table_stride: int, factor: float,
-    HEADS: constexpr, GROUP: constexpr, PADDED: constexpr, WINDOW: constexpr, SHAPE: constexpr,
+    tiles: int, table_stride: int, factor: float, SHAPE: constexpr,
 ) -> None:  # fmt: skip
-    """queries, keys, values: descriptors. total: tiles of all key heads, work items times HEADS. SHAPE: a
-    `HopperLaunch`. PADDED: rows of a token in a tile, of which GROUP are its heads."""
+    """queries, keys, values: descriptors. tiles: of all key heads, so work items times key heads. factor: of scores,
+    which are then exponents of 2. SHAPE: a `Shape`."""
     KEYS: constexpr = SHAPE.keys
-    q = Ring(
-        gl.allocate_shared_memory(gl.bfloat16, [SHAPE.consumers, ROWS, SHAPE.head_dim], swizzled()), None,
-        _barrier(1), _barrier(SHAPE.consumers),
-    )  # fmt: skip
+    parts = gl.allocate_shared_memory(gl.bfloat16, [SHAPE.consumers, ROWS, SHAPE.head_dim], swizzled())
+    q = Queries(parts, _barrier(1), _barrier(SHAPE.consumers))
     ring = _ring(SHAPE)
     ones = gl.allocate_shared_memory(gl.bfloat16, [ONES, KEYS], swizzled())
     ones.store(gl.full([ONES, KEYS], 1.0, gl.bfloat16, stored()))
@@ -499,10 +526,9 @@ def hopper_attention(
     if SHAPE.consumers == 2:
         gl.warp_specialize(
             [
-                (_consume, (q, ring, ones, items, out, sinks, total, factor, 0, HEADS, GROUP, PADDED, WINDOW, SHAPE)),
-                (_consume, (q, ring, ones, items, out, sinks, total, factor, 1, HEADS, GROUP, PADDED, WINDOW, SHAPE)),
-                (_produce, (queries, keys, values, q, ring, tables, items, total, table_stride,
-                            HEADS, GROUP, PADDED, WINDOW, SHAPE)),
+                (_consume, (q, ring, ones, items, out, sinks, tiles, factor, 0, SHAPE)),
+                (_consume, (q, ring, ones, items, out, sinks, tiles, factor, 1, SHAPE)),
+                (_produce, (queries, keys, values, q, ring, tables, items, tiles, table_stride, SHAPE)),
             ],
             [4, 1],
             [CONSUMER_OF_TWO, PRODUCER_OF_TWO],
@@ -510,11 +536,10 @@ def hopper_attention(
     else:
         gl.warp_specialize(
             [
-                (_consume, (q, ring, ones, items, out, sinks, total, factor, 0, HEADS, GROUP, PADDED, WINDOW, SHAPE)),
-                (_consume, (q, ring, ones, items, out, sinks, total, factor, 1, HEADS, GROUP, PADDED, WINDOW, SHAPE)),
-                (_consume, (q, ring, ones, items, out, sinks, total, factor, 2, HEADS, GROUP, PADDED, WINDOW, SHAPE)),
-                (_produce, (queries, keys, values, q, ring, tables, items, total, table_stride,
-                            HEADS, GROUP, PADDED, WINDOW, SHAPE)),
+                (_consume, (q, ring, ones, items, out, sinks, tiles, factor, 0, SHAPE)),
+                (_consume, (q, ring, ones, items, out, sinks, tiles, factor, 1, SHAPE)),
+                (_consume, (q, ring, ones, items, out, sinks, tiles, factor, 2, SHAPE)),
+                (_produce, (queries, keys, values, q, ring, tables, items, tiles, table_stride, SHAPE)),
             ],
             [4, 4, 1],
             [CONSUMER_OF_THREE, CONSUMER_OF_THREE, PRODUCER_OF_THREE],
