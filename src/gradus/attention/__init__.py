@@ -12,6 +12,5 @@ Read in this order:
     gathered.py       decodes on any device: gather pages, then one attention for all
     sparse.py         decodes on a CPU, without gathering
     triton_paged.py   kernels on a GPU;  tiles.py: their shapes for each kind of heads
-    widened.py        long prompts over a cache of 8 bits, on Hopper
     graph_paged.py    the same in steps that are replayed
 """

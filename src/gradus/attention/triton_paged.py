@@ -17,11 +17,11 @@ from gradus.attention.fp8_storage import Fp8Storage
 from gradus.attention.paged import PagedAttention
 from gradus.attention.storage import PagedStorage
 from gradus.attention.tiles import Kind, Tiles, kinds_of
-from gradus.attention.widened import WidenedPrompts, widened_shape
 from gradus.device.capability import Capability, capability, multiprocessors
 from gradus.device.transfer import upload_parts
 from gradus.kernels.attention.launch import HOPPER_LAUNCHES, HOPPER_PAGE, HopperLaunch, Launch
 from gradus.kernels.attention.paged import paged_attention
+from gradus.kernels.attention.widen import WidenedPrompts, widened_shape
 from gradus.kernels.attention.work import Work
 from gradus.kernels.core.gluon import in_gluon
 from gradus.kernels.rows.passage import Passage

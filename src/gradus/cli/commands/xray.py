@@ -73,10 +73,7 @@ def xray(
     names = [*runs, *([beside] if beside else [])]
     if len(names) > 2:
         raise ConfigError(f"a page shows one run or two, got {len(names)}: {', '.join(names)}")
-    if host_pages is not None:
-        if names != ["p05"]:
-            raise ConfigError(f"--host-pages is for p05 alone, got {' and '.join(names)}: leave it out")
-        settings["host_pages"] = host_pages
+    settings |= _second_tier(names, host_pages)
     if LANES & set(names):
         return _lanes(names, impl, model, prompts, out, settings)
     if max_tokens is not None and prompts is None:
@@ -90,6 +87,14 @@ def xray(
         if recording.failed:
             terminal.print_mistake(f"{recording.title} breaks, as the page's last step shows: {recording.failed}")
     return int(any(recording.failed for recording in recordings))
+
+
+def _second_tier(names: list[str], host_pages: int | None) -> dict[str, int]:
+    if host_pages is None:
+        return {}
+    if names != ["p05"]:
+        raise ConfigError(f"--host-pages is for p05 alone, got {' and '.join(names)}: leave it out")
+    return {"host_pages": host_pages}
 
 
 def _lanes(

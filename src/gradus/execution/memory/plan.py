@@ -438,8 +438,8 @@ class _At:
 
     def widened_bytes(self, context: int) -> int:
         """Count the bytes into which long prompts widen a layer's keys and values of 8 bits, on a Hopper GPU."""
-        from gradus.attention.widened import widened_shape  # here, since it needs Triton
         from gradus.device.capability import capability
+        from gradus.kernels.attention.widen import widened_shape  # here, since it needs Triton
 
         if capability(self.device) != (9, 0) or self.config.sizes:
             return 0
