@@ -68,8 +68,6 @@ def xray(
       gradus xray p12                          # ranks: reading, exchanging, waiting
       gradus xray p13                          # every message of two requests, from client to engine and back
     """
-    from gradus.course.xray.page import page
-
     names = [*runs, *([beside] if beside else [])]
     if len(names) > 2:
         raise ConfigError(f"a page shows one run or two, got {len(names)}: {', '.join(names)}")
@@ -79,8 +77,14 @@ def xray(
     if max_tokens is not None and prompts is None:
         raise ConfigError("--max-tokens is for your own prompts: add --prompts FILE, or leave it out")
     texts = None if prompts is None else _lines(prompts)
-    file = out or Path(f"xray-{'-'.join(names)}.html")
     recordings = _recordings(names, impl, model, texts, max_tokens or MOST_TOKENS, settings)
+    return _write(out or Path(f"xray-{'-'.join(names)}.html"), recordings)
+
+
+def _write(file: Path, recordings: "list[Recording]") -> int:
+    """Write the page, and say of each recording whether its run broke."""
+    from gradus.course.xray.page import page
+
     terminal.write_file(file, page([recording.as_json() for recording in recordings], _code(file)))
     print(file)
     for recording in recordings:
