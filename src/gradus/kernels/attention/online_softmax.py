@@ -104,7 +104,7 @@ def _scores_in_8_bits(
 
 @triton.jit
 def weights(
-    score: tensor, peak: tensor, key: tensor, high: int, position: tensor, scale: float, softcap: float,
+    score: tensor, peak: tensor, key: tensor, high: int, position: tensor, scale: tensor, softcap: float,
     reach: tensor, MASKED: constexpr, WINDOW: constexpr, SOFTCAP: constexpr,
 ) -> tuple[tensor, tensor, tensor]:  # fmt: skip
     """Turn a step's unscaled scores into (weights, the factor by which earlier sums shrink, the new peak).
