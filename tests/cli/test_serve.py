@@ -55,7 +55,7 @@ def test_a_dry_run_counts_the_pages_that_the_engine_allocates(gradus):
 
 def test_a_dry_run_shows_the_paged_cache_to_people(gradus):
     done = gradus("serve", *TINY, "--dry-run", *PAGED, "--cache-tokens", "320")
-    assert "20 of 16 tokens; 320 tokens" in done.out and "2 sequences of full length" in done.out
+    assert "20 of 16 tokens; 320 tokens" in done.out and "2 sessions of 100 tokens" in done.out
     assert "which fits" in done.out
 
 
@@ -331,6 +331,7 @@ def test_it_serves_until_it_is_told_to_stop(process):
         "token_budget": 32,
         "memory_fraction": 0.5,
         "prefix_dir": None,
+        "host_cache": None,
         "prefix_dir_size": None,
         "runner": None,
         "tensor_parallel": 1,
