@@ -325,7 +325,7 @@ class OrderMachine(RuleBasedStateMachine):
     def same_order(self):
         if hasattr(self, "machine"):
             self.cache.check()
-            assert self.machine.tier.slots.keys() == list(self.order)
+            assert self.machine.tier.slots.by_use() == list(self.order)
 
 
 def test_the_least_recently_used_page_goes_across_tiers():
@@ -537,7 +537,7 @@ def test_a_read_that_fails_ends_a_load_and_the_rest_is_computed():
     load.reading.states[0] = MISSING
     machine.cache.settle()
     assert not machine.cache.loading and machine.cache.known(TEXT) == 0
-    assert not machine.tier.slots.keys()
+    assert not machine.tier.slots.by_use()
     machine.tier._files = None
     assert machine.computed(TEXT) == 0
 

@@ -93,7 +93,7 @@ class Slots:
             if keys[place] is None and not uses[place]:
                 self._free.append(place)
 
-    def keys(self) -> list[bytes]:
+    def by_use(self) -> list[bytes]:
         """The pages, the least recently used first."""
         return list(self._places)
 
