@@ -68,7 +68,7 @@ class Sizes:
         return {"device": device, "context_length": context, "cache_tokens": self.cache, "max_sequences": sequences}
 
 
-QUICK = Sizes(session=300, cache=416, prompts=4, length=100, answer=2, host=0.05)
+QUICK = Sizes(session=300, cache=416, prompts=3, length=260, answer=2, host=0.05)
 
 
 def text(seed: int, length: int, vocabulary: int) -> list[int]:
@@ -176,7 +176,7 @@ def throughput(model: str, sizes: Sizes, device: str, profiled: bool = False) ->
             with profile("throughput, with host memory"):
                 benches["on"].llm.generate(prompts, SamplingParams(max_tokens=sizes.answer, ignore_eos=True))
         usage = benches["on"].cache.usage().host
-        assert usage is not None
+        assert usage is not None and usage.copied_pages, "every page is copied out"
         return {
             "tokens_per_s": {name: round(median(each)) for name, each in rates.items()},
             "on_over_off": round(median(rates["on"]) / median(rates["off"]), 4),

@@ -360,6 +360,49 @@ def test_what_the_pool_gave_up_comes_back():
     assert usage.host.pages == usage.host.copied_pages <= 20 and usage.disk is None
 
 
+class Counting:
+    """A hash that counts how often it is begun."""
+
+    def __init__(self, hashing) -> None:
+        self.hashing, self.count = hashing, 0
+
+    def copy(self):
+        self.count += 1
+        return self.hashing.copy()
+
+
+def test_a_pages_key_is_computed_once():
+    machine = Machine(16, 4, (None,), places=20, ahead=8)
+    hashing = machine.names._hash = Counting(machine.names._hash)
+    assert machine.computed(TEXT) == 0
+    assert hashing.count == 2 + 1 + 5, "its salt's twice, the first page's when it is looked up, and five pages'"
+    hashing.count = 0
+    assert machine.computed([*TEXT[:18], 7, 7, 7, 7]) == 16
+    assert hashing.count == 1 + 1, "a lookup behind the hit, and the page there"
+
+
+def test_sequences_that_are_not_worth_it_are_neither_named_nor_copied():
+    machine = Machine(8, 4, (None,), places=20, ahead=8)
+    machine.tier._worth = 20
+    machine.computed(TEXT[:18])
+    machine.computed([50, *TEXT[:17]])
+    machine.computed([60, *TEXT[:17]])
+    usage = machine.cache.usage()
+    assert usage.evictions and not usage.host.copied_pages and not usage.host.lost
+    machine.computed([60, *TEXT])  # continues one, all of which is named now
+    machine.computed([70, *TEXT])
+    assert machine.computed([60, *TEXT]) == 20
+
+
+def test_pages_are_copied_only_once_the_free_ones_run_short():
+    machine = Machine(30, 4, (None,), places=60, ahead=10)
+    for first in range(4):
+        machine.computed([first, *TEXT])
+    assert machine.cache.usage().free == 10 and machine.cache.usage().host.copied_pages == 0
+    machine.computed([5, *TEXT])
+    assert machine.cache.usage().host.copied_pages > 0
+
+
 def test_a_page_is_taken_without_a_wait_once_its_copy_is_done():
     machine = Machine(8, 4, (None,), places=20, ahead=8)
     fenced = []

@@ -20,6 +20,7 @@ from gradus.cache.usage import DiskUsage
 log = logging.getLogger(__name__)
 
 READERS = 8  # at most: they share Python's lock, and leave cores to the engine
+TOUCH_S = 10.0  # between two notes of what was used: a call per file, while steps need Python's lock
 PENDING, WHOLE, MISSING = range(3)
 
 
@@ -62,6 +63,8 @@ class Files:
         self._reading: Reading | None = None
         self._writing: deque[tuple[Future[bool], int]] = deque()
         self._queued: set[bytes] = set()
+        self._used: dict[bytes, int] = {}  # by key: the order of its last use
+        self._touches = 0.0  # when these are noted
         self._resumes = 0.0
         self._warned = False
         self.hit_positions = self.lost = 0
@@ -105,7 +108,10 @@ class Files:
             )  # fmt: skip
 
     def written(self) -> list[int]:
-        """Take the places that the writing thread is through with since the last call."""
+        """Take the places that the writing thread is through with since the last call. Called before every step."""
+        if self._used and time.monotonic() >= self._touches:
+            self._writer.submit(self._touch, self._used)
+            self._used, self._touches = {}, time.monotonic() + TOUCH_S
         places = []
         while self._writing and self._writing[0][0].done():
             written, place = self._writing.popleft()
@@ -114,12 +120,11 @@ class Files:
         return places
 
     def touch(self, used: list[tuple[bytes, int]]) -> None:
-        """Note the use of pages, given with their orders."""
-        if used:
-            self._writer.submit(self._touch, used)
+        """Note the use of pages, given with their orders, some time soon."""
+        self._used.update(used)
 
-    def _touch(self, used: list[tuple[bytes, int]]) -> None:
-        for key, order in used:
+    def _touch(self, used: dict[bytes, int]) -> None:
+        for key, order in used.items():
             self._folder.touch(self._name(key), order)
 
     def remove(self, key: bytes) -> None:
@@ -148,6 +153,7 @@ class Files:
             self.written()
             time.sleep(0.01)
         self._writer.shutdown(cancel_futures=True)
+        self._touch(self._used)
         self._folder.close()
 
     @property
