@@ -389,7 +389,7 @@ def test_sequences_that_are_not_worth_it_are_neither_named_nor_copied():
     machine.computed([60, *TEXT[:17]])
     usage = machine.cache.usage()
     assert usage.evictions and not usage.host.copied_pages and not usage.host.lost
-    machine.computed([60, *TEXT])  # continues one, all of which is named now
+    machine.computed([60, *TEXT])  # continues one, and now all its pages are named
     machine.computed([70, *TEXT])
     assert machine.computed([60, *TEXT]) == 20
 

@@ -37,7 +37,7 @@ class Names:
         return Trail([self._digest(salted)], now)
 
     def trail_after(self, key: bytes, start: int, now: int) -> "Trail":
-        """Begin a sequence's path behind its first `start` pages, the last of which has this key."""
+        """Begin a sequence's path behind its first `start` pages. key: that of the last page among them."""
         return Trail([key[:DIGEST_BYTES]], now, start)
 
     def extend(self, trail: "Trail", tokens: list[int], end: int) -> None:

@@ -20,7 +20,7 @@ from gradus.cache.usage import DiskUsage
 log = logging.getLogger(__name__)
 
 READERS = 8  # at most: they share Python's lock, and leave cores to the engine
-TOUCH_S = 10.0  # between two notes of what was used: a call per file, while steps need Python's lock
+TOUCH_S = 10.0  # between two updates of files' times, which take a call per file and Python's lock
 PENDING, WHOLE, MISSING = range(3)
 
 

@@ -86,7 +86,7 @@ class Slots:
         self._uses[place] += 1
 
     def done(self, places: Iterable[int]) -> None:
-        """Note that one copy or thread is done with each of these places."""
+        """Note that a copy or thread is done with these places, one use each."""
         uses, keys = self._uses, self._keys
         for place in places:
             uses[place] -= 1

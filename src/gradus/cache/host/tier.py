@@ -67,7 +67,7 @@ class Source(NamedTuple):
 class Return:
     """Pages on their way back.
 
-    sources: for each place of the path that can come back. reading: of those that come from files. launched: copies
+    sources: for each place of the path that can come back. reading: the pages that come from files. launched: copies
     back were launched for that many.
     """
 
@@ -211,7 +211,7 @@ class HostTier(Tier):
     def find(
         self, trail: Trail, tokens: list[int], first: int, end: int, windows: Sequence[int | None]
     ) -> list[list[bool]]:
-        """As in `Tier`. Keys are computed as far as pages are found, and at most as many again."""
+        """Look pages up as `Tier` says. Computes keys as far as pages are found, and at most as many again."""
         found, files = [list[bool]() for _ in windows], self._files
         full = [there for there, window in zip(found, windows, strict=True) if window is None]
         start, count = first, 1
