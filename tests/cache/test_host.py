@@ -3,7 +3,6 @@ across tiers."""
 
 import random
 from collections import OrderedDict
-from concurrent.futures import Future
 from typing import ClassVar
 
 import pytest
@@ -12,7 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from gradus.cache.disk.names import Names
-from gradus.cache.host.slots import Slots
+from gradus.cache.host.files import MISSING, Reading
+from gradus.cache.host.slots import NO_PLACE, Slots
 from gradus.cache.host.tier import HostTier
 from gradus.cache.idle import IdlePages
 from gradus.cache.paged import PagedCache
@@ -36,7 +36,7 @@ class Machine:
         self.memory = LateMemory(self.device, size, windows)
         self.copies = LateCopies(self.device, self.memory, at_once)
         self.names = Names({}, b"secret", size)
-        self.tier = HostTier(self.names, self.copies, places, pages, size, ahead)
+        self.tier = HostTier(self.names, self.copies, places, pages, size, ahead, worth=0)
         self.cache = PagedCache(pages, size, windows, PrefixIndex(), self.tier)
 
     def warm(self, tokens, salt, draw: random.Random | None = None, times: int = 1000) -> None:
@@ -188,12 +188,13 @@ def no_fence(self, copy, *, steps=True):
     """Steps and copies back write to a page that a copy out still reads, or read one that is not filled."""
 
 
-def never_in_use(self, name, add=Slots.add):
+def never_in_use(self, keys, enter=Slots.enter):
     """A place may be given away while a copy is under way."""
-    place = add(self, name)
-    if place is not None:
-        self._uses[place] = 0
-    return place
+    found = enter(self, keys)
+    for place in found:
+        if place != NO_PLACE:
+            self._uses[place] = 0
+    return found
 
 
 def salt_forgotten(self, salt, now, trail=Names.trail):
@@ -204,7 +205,7 @@ def salt_forgotten(self, salt, now, trail=Names.trail):
     ("owner", "name", "broken"),
     [
         (LateCopies, "fence", no_fence),
-        (Slots, "add", never_in_use),
+        (Slots, "enter", never_in_use),
         (Names, "trail", salt_forgotten),
     ],
 )
@@ -226,18 +227,18 @@ class OrderMachine(RuleBasedStateMachine):
 
     @initialize(pages=st.integers(4, 16), size=st.integers(1, 3), places=st.integers(1, 30))
     def start(self, pages, size, places):
-        self.machine = Machine(pages, size, (None,), places, ahead=2 * pages)
+        self.machine = Machine(pages, size, (None,), places, ahead=3 * pages)
         self.cache, self.size, self.places = self.machine.cache, size, places
-        self.order: OrderedDict[str, None] = OrderedDict()
+        self.order: OrderedDict[bytes, None] = OrderedDict()
         self.live: list[LateSequence] = []
-        self.held: dict[object, list[str]] = {}  # by sequence: the names of its indexed pages
+        self.held: dict[object, list[bytes]] = {}  # by sequence: the keys of its indexed pages
         self.texts: list[tuple[list[int], str | None]] = [([], None)]
         self.count = 0
 
-    def names(self, tokens, salt, end) -> list[str]:
+    def names(self, tokens, salt, end) -> list[bytes]:
         trail = self.machine.names.trail(salt, 0)
         self.machine.names.extend(trail, tokens, end)
-        return [self.machine.names.name(trail, place, 0) for place in range(end)]
+        return self.machine.names.keys(trail, 0, end, 0)
 
     def used(self, names):
         """A path was used: its beginning last."""
@@ -324,15 +325,15 @@ class OrderMachine(RuleBasedStateMachine):
     def same_order(self):
         if hasattr(self, "machine"):
             self.cache.check()
-            assert self.machine.tier.slots.names() == list(self.order)
+            assert self.machine.tier.slots.by_use() == list(self.order)
 
 
 def test_the_least_recently_used_page_goes_across_tiers():
     run_state_machine_as_test(OrderMachine, settings=settings(QUICKLY, max_examples=60))
 
 
-def in_order_of_arrival(self, name):
-    return name in self._places
+def in_order_of_arrival(self, keys):
+    """Uses leave no trace."""
 
 
 def test_an_order_that_forgets_uses_is_noticed(monkeypatch):
@@ -357,6 +358,49 @@ def test_what_the_pool_gave_up_comes_back():
     usage = machine.cache.usage()
     assert usage.host.hit_positions == 16 and usage.host.lost == 0 and usage.evictions > 0
     assert usage.host.pages == usage.host.copied_pages <= 20 and usage.disk is None
+
+
+class Counting:
+    """A hash that counts how often it is begun."""
+
+    def __init__(self, hashing) -> None:
+        self.hashing, self.count = hashing, 0
+
+    def copy(self):
+        self.count += 1
+        return self.hashing.copy()
+
+
+def test_a_pages_key_is_computed_once():
+    machine = Machine(16, 4, (None,), places=20, ahead=8)
+    hashing = machine.names._hash = Counting(machine.names._hash)
+    assert machine.computed(TEXT) == 0
+    assert hashing.count == 2 + 1 + 5, "its salt's twice, the first page's when it is looked up, and five pages'"
+    hashing.count = 0
+    assert machine.computed([*TEXT[:18], 7, 7, 7, 7]) == 16
+    assert hashing.count == 1 + 1, "a lookup behind the hit, and the page there"
+
+
+def test_sequences_that_are_not_worth_it_are_neither_named_nor_copied():
+    machine = Machine(8, 4, (None,), places=20, ahead=8)
+    machine.tier._worth = 20
+    machine.computed(TEXT[:18])
+    machine.computed([50, *TEXT[:17]])
+    machine.computed([60, *TEXT[:17]])
+    usage = machine.cache.usage()
+    assert usage.evictions and not usage.host.copied_pages and not usage.host.lost
+    machine.computed([60, *TEXT])  # continues one, and now all its pages are named
+    machine.computed([70, *TEXT])
+    assert machine.computed([60, *TEXT]) == 20
+
+
+def test_pages_are_copied_only_once_the_free_ones_run_short():
+    machine = Machine(30, 4, (None,), places=60, ahead=10)
+    for first in range(4):
+        machine.computed([first, *TEXT])
+    assert machine.cache.usage().free == 10 and machine.cache.usage().host.copied_pages == 0
+    machine.computed([5, *TEXT])
+    assert machine.cache.usage().host.copied_pages > 0
 
 
 def test_a_page_is_taken_without_a_wait_once_its_copy_is_done():
@@ -496,8 +540,8 @@ class Unread:
     def touch(self, used):
         """Nothing has an order here."""
 
-    def read(self, name, place):
-        return Future()
+    def read(self, keys, places):
+        return Reading(keys, places)
 
     def written(self):
         return []
@@ -533,10 +577,10 @@ def test_a_read_that_fails_ends_a_load_and_the_rest_is_computed():
     machine.tier._files = Unread()
     machine.cache.load(TEXT, None, 8)
     load = machine.tier._load
-    load.sources[0][0].file.set_result(False)
+    load.reading.states[0] = MISSING
     machine.cache.settle()
     assert not machine.cache.loading and machine.cache.known(TEXT) == 0
-    assert all(name not in machine.tier.slots for name in machine.tier.slots.names())
+    assert not machine.tier.slots.by_use()
     machine.tier._files = None
     assert machine.computed(TEXT) == 0
 

@@ -18,6 +18,7 @@ from gradus.config.options import EngineOptions
 from gradus.device.capability import Capability
 from gradus.engine.request import ModelLimits
 from gradus.errors import ConfigError
+from gradus.execution.gpu.page_copies import PageCopies
 from gradus.execution.memory import device_memory as memory
 from gradus.execution.memory import plan as planning
 from gradus.execution.memory.device_memory import DeviceMemory, free_memory, readable
@@ -248,6 +249,18 @@ def test_block_tables_have_room_for_the_engines_contexts_and_are_counted(context
     long = plan(DeviceMemory(free=80 * MB), "gemma3-270m", max_sequences=8, memory_fraction=1.0)
     short = plan(DeviceMemory(free=80 * MB), "gemma3-270m", max_sequences=8, memory_fraction=1.0, context=16)
     assert long.table_bytes - short.table_bytes == block_table_bytes(6, 9, 32768 - 16, 16)
+
+
+@pytest.mark.parametrize("kv_dtype", ["auto", "fp8"])
+def test_what_pages_pass_through_on_their_way_to_host_memory_is_counted_as_it_is_allocated(kv_dtype):
+    without, with_host = (
+        plan(DeviceMemory(free=900 * MB), memory_fraction=1.0, kv_dtype=kv_dtype, host_cache=size) for size in (None, 1)
+    )
+    kind = Fp8Storage if kv_dtype == "fp8" else PagedStorage
+    copies = PageCopies(kind(TINY, 8, 16, torch.float32, CPU), 1)
+    assert with_host.table_bytes - without.table_bytes == copies.staging_bytes > 60 * MB
+    assert without.cache_bytes >= with_host.cache_bytes
+    copies.close()
 
 
 @pytest.mark.parametrize("max_sequences", [1, 3, 8])

@@ -19,11 +19,12 @@ from gradus.attention.storage import PagedStorage
 from gradus.cache.disk.folder import SECRET_BYTES, PrefixFolder
 from gradus.cache.disk.names import Names
 from gradus.cache.disk.tier import DiskTier
-from gradus.cache.host.files import Files
+from gradus.cache.host.files import READERS, Files
 from gradus.cache.host.tier import HostTier
 from gradus.cache.tier import Tier
 from gradus.config.options import USUAL_PREFIX_DIR_SIZE, EngineConfig
 from gradus.device.host_memory import HostMemory
+from gradus.device.threads import usable_cores
 from gradus.engine.engine import Engine
 from gradus.errors import ConfigError
 from gradus.execution.gpu.page_copies import PageCopies
@@ -115,7 +116,8 @@ def _host_tier(prefixes: Prefixes | None, config: EngineConfig, size: float, sto
         names = _names(prefixes, config, storage)
         prefixes.folder.check_room(storage.page_bytes)
     copies = PageCopies(storage, places)
-    files = None if prefixes is None else Files(prefixes.folder, copies.view)
+    readers = max(2, min(READERS, usable_cores() // 2))
+    files = None if prefixes is None else Files(prefixes.folder, names, copies.view, readers)
     pages = storage.keys.shape[1] - 1
     step = config.budget("cuda") or config.limits.context_length
     ahead = STEPS_AHEAD * -(-step // config.page_size) * len(storage.groups)

@@ -140,7 +140,7 @@ class PagedCache:
         resident.asked = len(tokens)
         if self.tier is not None:
             hit = resident.stored // self.page_size
-            trail = resident.trail = self.tier.trail(salt)
+            trail = resident.trail = self.tier.trail(salt, resident.tables)
             trail.found = hit
             self.tier.save(trail, tokens, resident.tables, hit)
         return resident.stored
@@ -197,8 +197,8 @@ class PagedCache:
             return
         cursor, tables = self.index.match(tokens, salt)
         first, end = cursor.depth, (len(tokens) - 1) // self.page_size
-        trail = self.tier.trail(salt)
-        end = self._loadable(self.index, tables, self.tier.find(trail, tokens, first, end, len(tables)), most)
+        trail = self.tier.trail(salt, tables)
+        end = self._loadable(self.index, tables, self.tier.find(trail, tokens, first, end, self.windows), most)
         if end <= first:
             return
         starts = [max(first, first_page(end * self.page_size, window, self.page_size)) for window in self.windows]
@@ -240,7 +240,8 @@ class PagedCache:
 
     def _keep_ahead(self, tier: Tier, count: int) -> None:
         """Let the tier copy the pages that the pool would evict for `count` others."""
-        if tier.ahead and (coming := self.pool.idle.coming(count)):
+        missing = count - len(self.pool.free)
+        if tier.ahead and missing > 0 and (coming := self.pool.idle.coming(max(missing, self._batch))):
             tier.keep(coming)
 
     def _stop_loading(self, arrival: Arrival) -> None:

@@ -40,8 +40,8 @@ class Tier(ABC):
     ahead = 0
 
     @abstractmethod
-    def trail(self, salt: Hashable) -> Trail:
-        """Begin a sequence's path."""
+    def trail(self, salt: Hashable, tables: Sequence[list[int]]) -> Trail:
+        """Begin a sequence's path. tables: block tables of the pages that it has from the index."""
 
     @abstractmethod
     def save(self, trail: Trail, tokens: list[int], tables: Sequence[list[int]], end: int) -> None:
@@ -56,8 +56,13 @@ class Tier(ABC):
         the index because of that, which may be other sequences' as well."""
 
     @abstractmethod
-    def find(self, trail: Trail, tokens: list[int], first: int, end: int, groups: int) -> list[list[bool]]:
-        """Look up pages [first, end) of a sequence: for each layer group, which of them the tier has, or will have."""
+    def find(
+        self, trail: Trail, tokens: list[int], first: int, end: int, windows: Sequence[int | None]
+    ) -> list[list[bool]]:
+        """Look up pages [first, end) of a sequence: for each layer group, which of them the tier has, or will have.
+
+        windows: of the groups. The lists may end behind a page that a group without a window lacks.
+        """
 
     @abstractmethod
     def load(self, trail: Trail, tables: Sequence[list[int]], first: int, end: int) -> Load:

@@ -49,7 +49,10 @@ def _step_lines(plan: MemoryPlan) -> list[tuple[str, str]]:
     return [
         ("largest step", f"{readable(plan.step_bytes)}, estimated for {plan.step_tokens} tokens"),
         ("CUDA graphs", f"{readable(plan.graph_bytes)}, estimated" if plan.graph_bytes else "none"),
-        ("tables", f"{readable(plan.table_bytes)}: the tokens that each sequence has seen, and its block tables"),
+        (
+            "tables",
+            f"{readable(plan.table_bytes)}: tokens that sequences have seen, block tables, host_cache's staging",
+        ),
     ]
 
 

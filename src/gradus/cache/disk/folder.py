@@ -13,7 +13,6 @@ beginning. So eviction shortens paths from their ends, and never takes a beginni
 """
 
 import errno
-import io
 import logging
 import os
 import re
@@ -99,10 +98,9 @@ class PrefixFolder:
 
     def read_into(self, name: str, page: memoryview) -> bool:
         """Read a page to where it belongs. False if it is not there, or not whole: then it is dropped."""
-        header = bytearray(HEADER.size)
+        header, more = bytearray(HEADER.size), bytearray(1)
         try:
-            with open(self.path / name, "rb", buffering=0) as file:
-                there = file.readinto(header) + _read_whole(file, page) + len(file.read(1))
+            there = _read(f"{self.path}/{name}", header, page, more)
         except FileNotFoundError:
             self._forget(name)
             return False
@@ -232,11 +230,19 @@ def checksum(name: str, page: bytes | bytearray | memoryview) -> int:
     return zlib.crc32(memoryview(page)[whole:], zlib.crc32(blocks.sum(axis=0), zlib.crc32(name.encode())))
 
 
-def _read_whole(file: io.RawIOBase, page: memoryview) -> int:
-    """Fill `page` from the file. Returns the number of bytes read: fewer at the file's end."""
-    done = 0
-    while done < len(page) and (count := file.readinto(page[done:])):
-        done += count
+def _read(path: str, *parts: bytearray | memoryview) -> int:
+    """Fill `parts` from a file, in as few calls as will do. Returns the number of bytes read: fewer at its end."""
+    done, left = 0, [memoryview(part) for part in parts]
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        while left and (count := os.readv(descriptor, left)):
+            done += count
+            while left and count >= len(left[0]):
+                count -= len(left.pop(0))
+            if left:
+                left[0] = left[0][count:]
+    finally:
+        os.close(descriptor)
     return done
 
 

@@ -10,11 +10,12 @@ reveal neither prompts nor salts.
 """
 
 import hashlib
-import struct
+from array import array
 from collections.abc import Hashable
 from typing import Any
 
 DIGEST_BYTES = 20
+GROUPS = [bytes([group]) for group in range(256)]
 ORDER_NS = 1000  # between a page and the next on its path; coarser clocks than this confuse only the end of a path
 
 
@@ -27,41 +28,65 @@ class Names:
     def __init__(self, identity: dict[str, Any], secret: bytes, page_size: int) -> None:
         text = repr(sorted(identity.items())).encode()
         self.folder = hashlib.blake2b(text, key=secret, digest_size=16).hexdigest()
-        self._secret, self._page_size = secret, page_size
+        self._page_size = page_size
+        self._hash = hashlib.blake2b(key=secret, digest_size=DIGEST_BYTES)  # copied, since a key takes time to enter
 
     def trail(self, salt: Hashable, now: int) -> "Trail":
         """Begin a sequence's path. salt: None, or a text. now: in nanoseconds; later ones are evicted later."""
         salted = b"" if salt is None else b"s" + str(salt).encode("utf-8", "surrogatepass")
         return Trail([self._digest(salted)], now)
 
+    def trail_after(self, key: bytes, start: int, now: int) -> "Trail":
+        """Begin a sequence's path behind its first `start` pages. key: that of the last page among them."""
+        return Trail([key[:DIGEST_BYTES]], now, start)
+
     def extend(self, trail: "Trail", tokens: list[int], end: int) -> None:
         """Add the pages of a sequence up to page `end` to its trail."""
-        size = self._page_size
-        for place in range(len(trail.digests) - 1, end):
-            page = struct.pack(f"{size}i", *tokens[place * size : (place + 1) * size])
-            trail.digests.append(self._digest(trail.digests[-1] + page))
+        first, size = trail.end, self._page_size
+        packed, bytes_each = array("i", tokens[first * size : end * size]).tobytes(), 4 * size
+        digests, digest, begin = trail.digests, trail.digests[-1], self._hash.copy
+        for at in range(0, len(packed), bytes_each):
+            hashed = begin()
+            hashed.update(digest + packed[at : at + bytes_each])
+            digest = hashed.digest()
+            digests.append(digest)
+
+    def keys(self, trail: "Trail", first: int, end: int, group: int) -> list[bytes]:
+        """Return the keys of pages [first, end), which the trail must know: their names in fewer bytes."""
+        suffix, start = GROUPS[group], trail.start - 1
+        return [digest + suffix for digest in trail.digests[first - start : end - start]]
 
     def name(self, trail: "Trail", place: int, group: int) -> str:
-        return f"{self.folder}/{trail.digests[place + 1].hex()}.{group}"
+        return self.file(self.keys(trail, place, place + 1, group)[0])
+
+    def file(self, key: bytes) -> str:
+        """Return the name of a page's file."""
+        return f"{self.folder}/{key[:DIGEST_BYTES].hex()}.{key[DIGEST_BYTES]}"
 
     def _digest(self, text: bytes) -> bytes:
-        return hashlib.blake2b(text, key=self._secret, digest_size=DIGEST_BYTES).digest()
+        hashed = self._hash.copy()
+        hashed.update(text)
+        return hashed.digest()
 
 
 class Trail:
-    """A sequence's path on disk.
+    """A sequence's path in a second tier.
 
-    digests: of its salt, then of each page. saved: the pages at its beginning that are on disk or were handed over.
-    found: the pages that it had from the index when it began. writes: the period of the tier that `saved` is from.
-    worth: whether the host tier puts its pages into files.
+    start: the pages at its beginning without a digest here. digests: of its first `start` pages (of its salt, if that
+    is 0), then of each page. saved: the pages at its beginning that are on disk or were handed over. found: the pages
+    that it had from the index when it began. writes: the period of the tier that `saved` is from.
     """
 
-    __slots__ = ("digests", "found", "now", "saved", "worth", "writes")
+    __slots__ = ("digests", "found", "now", "saved", "start", "writes")
 
-    def __init__(self, digests: list[bytes], now: int) -> None:
-        self.digests, self.now = digests, now
+    def __init__(self, digests: list[bytes], now: int, start: int = 0) -> None:
+        self.digests, self.now, self.start = digests, now, start
         self.saved = self.found = self.writes = 0
-        self.worth = False
+
+    @property
+    def end(self) -> int:
+        """How many pages it knows, from the sequence's beginning."""
+        return self.start + len(self.digests) - 1
 
     def order(self, place: int) -> int:
         """The order of eviction of its pages: the end of the path is oldest."""

@@ -101,7 +101,7 @@ class DiskTier(Tier):
 
     # -- saving --------------------------------------------------------------------------------------------------------
 
-    def trail(self, salt: Hashable) -> Trail:
+    def trail(self, salt: Hashable, tables: Sequence[list[int]]) -> Trail:
         return self._names.trail(salt, time.time_ns())
 
     def save(self, trail: Trail, tokens: list[int], tables: Sequence[list[int]], end: int) -> None:
@@ -133,7 +133,7 @@ class DiskTier(Tier):
 
     def discard(self, trail: Trail, groups: int, pages: Sequence[int] = ()) -> None:
         with self._changed:
-            for place in range(trail.found, len(trail.digests) - 1):
+            for place in range(trail.found, trail.end):
                 for group in range(groups):
                     name = self._names.name(trail, place, group)
                     self._queue.pop(name, None)
@@ -143,7 +143,10 @@ class DiskTier(Tier):
 
     # -- loading -------------------------------------------------------------------------------------------------------
 
-    def find(self, trail: Trail, tokens: list[int], first: int, end: int, groups: int) -> list[list[bool]]:
+    def find(
+        self, trail: Trail, tokens: list[int], first: int, end: int, windows: Sequence[int | None]
+    ) -> list[list[bool]]:
+        groups = len(windows)
         self._names.extend(trail, tokens, end)
         with self._changed:
             if self._closing:

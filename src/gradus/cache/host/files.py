@@ -1,67 +1,101 @@
 """Threads between places of host memory and files: one that writes, several that read.
 
 A file is read to where its page belongs. Reading and checking run at the speed of one core's memory accesses, so
-several threads read a prefix: it must be there before the GPU would have computed it.
+several threads read a prefix: it must be there before the GPU would have computed it. They let go of Python's lock only
+in system calls and sums, so each takes the next page by itself: a task per page would cost the lock more than the read.
 """
 
+import itertools
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from gradus.cache.disk.folder import PrefixFolder
+from gradus.cache.disk.names import Names
 from gradus.cache.disk.tier import CLOSE_S, PAUSE_S
 from gradus.cache.usage import DiskUsage
 
 log = logging.getLogger(__name__)
 
-READERS = 8
+READERS = 8  # at most: they share Python's lock, and leave cores to the engine
+TOUCH_S = 10.0  # between two updates of files' times, which take a call per file and Python's lock
+PENDING, WHOLE, MISSING = range(3)
+
+
+class Reading:
+    """Pages that threads read into their places, in this order.
+
+    states: by page, PENDING, WHOLE, or MISSING if it is not there, not whole, or was not read before `stopped`.
+    """
+
+    def __init__(self, keys: Sequence[bytes], places: Sequence[int]) -> None:
+        self.states, self.stopped = bytearray(len(keys)), False
+        self._pages = list(zip(keys, places, strict=True))
+        self._turns = itertools.count()
+
+    def run(self, read: Callable[[bytes, int], bool]) -> None:
+        """Read page after page, as other threads do."""
+        for at in self._turns:  # one step of the interpreter, so no two threads get the same page
+            if at >= len(self._pages):
+                return
+            try:
+                whole = not self.stopped and read(*self._pages[at])
+            except Exception:  # a bug of ours: the page is computed
+                log.exception("a page could not be read")
+                whole = False
+            self.states[at] = WHOLE if whole else MISSING
 
 
 class Files:
     """The files of the pages in some places. The engine's thread makes all calls.
 
-    view: the bytes of a place. hit_positions: counted by the tier.
+    view: the bytes of a place. readers: the number of threads that read. hit_positions: counted by the tier.
     """
 
-    def __init__(self, folder: PrefixFolder, view: Callable[[int], memoryview]) -> None:
-        self._folder, self._view = folder, view
+    def __init__(
+        self, folder: PrefixFolder, names: Names, view: Callable[[int], memoryview], readers: int = READERS
+    ) -> None:
+        self._folder, self._name, self._view = folder, names.file, view
         self._writer = ThreadPoolExecutor(1, "prefixes to disk")
-        self._readers = ThreadPoolExecutor(READERS, "prefixes from disk")
+        self._count, self._readers = readers, ThreadPoolExecutor(readers, "prefixes from disk")
+        self._reading: Reading | None = None
         self._writing: deque[tuple[Future[bool], int]] = deque()
-        self._queued: set[str] = set()
+        self._queued: set[bytes] = set()
+        self._used: dict[bytes, int] = {}  # by key: the order of its last use
+        self._touches = 0.0  # when these are noted
         self._resumes = 0.0
         self._warned = False
         self.hit_positions = self.lost = 0
 
-    def __contains__(self, name: str) -> bool:
-        return name in self._folder
+    def __contains__(self, key: bytes) -> bool:
+        return self._name(key) in self._folder
 
     @property
     def queued(self) -> int:
         """The number of pages that wait to be written."""
         return len(self._writing)
 
-    def wants(self, name: str) -> bool:
+    def wants(self, key: bytes) -> bool:
         """Whether a page should be written: it is not there, and writing works."""
-        return name not in self._folder and name not in self._queued and time.monotonic() >= self._resumes
+        return key not in self and key not in self._queued and time.monotonic() >= self._resumes
 
-    def write(self, name: str, place: int, order: int) -> None:
+    def write(self, key: bytes, place: int, order: int) -> None:
         """Queue a page to be written. `written` names its place afterwards."""
-        self._queued.add(name)
-        self._writing.append((self._writer.submit(self._write, name, place, order), place))
+        self._queued.add(key)
+        self._writing.append((self._writer.submit(self._write, key, place, order), place))
 
-    def _write(self, name: str, place: int, order: int) -> bool:
+    def _write(self, key: bytes, place: int, order: int) -> bool:
         try:
-            if name not in self._queued or time.monotonic() < self._resumes:
+            if key not in self._queued or time.monotonic() < self._resumes:
                 return False
-            return self._folder.write(name, self._view(place), order)
+            return self._folder.write(self._name(key), self._view(place), order)
         except OSError as error:
             self._pause(error)
             return False
         finally:
-            self._queued.discard(name)
+            self._queued.discard(key)
 
     def _pause(self, error: OSError) -> None:
         """Write nothing for a while: what is queued is lost."""
@@ -74,7 +108,10 @@ class Files:
             )  # fmt: skip
 
     def written(self) -> list[int]:
-        """Take the places that the writing thread is through with since the last call."""
+        """Take the places that the writing thread is through with since the last call. Called before every step."""
+        if self._used and time.monotonic() >= self._touches:
+            self._writer.submit(self._touch, self._used)
+            self._used, self._touches = {}, time.monotonic() + TOUCH_S
         places = []
         while self._writing and self._writing[0][0].done():
             written, place = self._writing.popleft()
@@ -82,33 +119,41 @@ class Files:
             places.append(place)
         return places
 
-    def touch(self, used: list[tuple[str, int]]) -> None:
-        """Note the use of pages, given with their orders."""
-        if used:
-            self._writer.submit(self._touch, used)
+    def touch(self, used: list[tuple[bytes, int]]) -> None:
+        """Note the use of pages, given with their orders, some time soon."""
+        self._used.update(used)
 
-    def _touch(self, used: list[tuple[str, int]]) -> None:
-        for name, order in used:
-            self._folder.touch(name, order)
+    def _touch(self, used: dict[bytes, int]) -> None:
+        for key, order in used.items():
+            self._folder.touch(self._name(key), order)
 
-    def remove(self, name: str) -> None:
+    def remove(self, key: bytes) -> None:
         """Remove a page, also one that waits to be written."""
-        if name in self._queued or name in self._folder:
-            self._queued.discard(name)
-            self._writer.submit(self._folder.remove, name)
+        if key in self._queued or key in self:
+            self._queued.discard(key)
+            self._writer.submit(self._folder.remove, self._name(key))
 
-    def read(self, name: str, place: int) -> "Future[bool]":
-        """Begin to read a page into a place. The result is False if it is not there, or not whole."""
-        return self._readers.submit(self._folder.read_into, name, self._view(place))
+    def read(self, keys: Sequence[bytes], places: Sequence[int]) -> Reading:
+        """Begin to read pages into places."""
+        reading = self._reading = Reading(keys, places)
+        for _ in range(min(self._count, len(keys))):
+            self._readers.submit(reading.run, self._read)
+        return reading
+
+    def _read(self, key: bytes, place: int) -> bool:
+        return self._folder.read_into(self._name(key), self._view(place))
 
     def close(self) -> None:
         """Write what is queued, for at most CLOSE_S, and let another engine use the directory."""
         ends = time.monotonic() + CLOSE_S
+        if self._reading is not None:
+            self._reading.stopped = True
         self._readers.shutdown(cancel_futures=True)
         while self._writing and time.monotonic() < ends:
             self.written()
             time.sleep(0.01)
         self._writer.shutdown(cancel_futures=True)
+        self._touch(self._used)
         self._folder.close()
 
     @property

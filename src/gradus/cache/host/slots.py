@@ -1,11 +1,14 @@
-"""Places of host memory, one page each, by the name of the page: least recently used first, exactly.
+"""Places of host memory, one page each, by the page's key: least recently used first, exactly.
 
 A place that a copy or a thread works on is *in use*. It is neither given to another page nor free until that work ends,
-even if its page has been forgotten meanwhile.
+even if its page has been forgotten meanwhile. Calls take many pages: the pool gives up thousands per second.
 """
 
 from array import array
 from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+
+NO_PLACE = -1
 
 
 class Slots:
@@ -14,50 +17,67 @@ class Slots:
     def __init__(self, count: int) -> None:
         self.count = count
         self.evictions = 0
-        self._places: OrderedDict[str, int] = OrderedDict()  # by name, the least recently used first
+        self._places: OrderedDict[bytes, int] = OrderedDict()  # by key, the least recently used first
         self._free = array("i", range(count - 1, -1, -1))  # a stack, with place 0 on top
         self._uses = array("i", bytes(4 * count))  # by place
-        self._names: list[str | None] = [None] * count  # by place: whose contents it holds, or will
+        self._keys: list[bytes | None] = [None] * count  # by place: whose contents it holds, or will
 
-    def __contains__(self, name: str) -> bool:
-        return name in self._places
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._places
 
     def __len__(self) -> int:
         return len(self._places)
 
-    def place(self, name: str) -> int:
+    def place(self, key: bytes) -> int:
         """The place of a page. Raises KeyError for one that is not here."""
-        return self._places[name]
+        return self._places[key]
 
-    def touch(self, name: str) -> bool:
-        """Make a page the most recently used. False if it is not here."""
-        if name not in self._places:
-            return False
-        self._places.move_to_end(name)
-        return True
+    def holds(self, place: int, key: bytes) -> bool:
+        """Whether a place is that of a page."""
+        return self._keys[place] == key
 
-    def add(self, name: str) -> int | None:
-        """Give a new page a place, in use, as the most recently used. The least recently used page goes if none is
-        free; None if all are in use."""
-        if not self._free and not self._evict():
-            return None
-        place = self._free.pop()
-        self._places[name], self._names[place], self._uses[place] = place, name, 1
-        return place
+    def missing(self, keys: Iterable[bytes]) -> int:
+        """Count the pages that are not here."""
+        places = self._places
+        return sum([key not in places for key in keys])
+
+    def touch(self, keys: Iterable[bytes]) -> None:
+        """Make each page that is here the most recently used, one after another."""
+        places, move = self._places, self._places.move_to_end
+        for key in keys:
+            if key in places:
+                move(key)
+
+    def enter(self, keys: Sequence[bytes]) -> list[int]:
+        """Make pages the most recently used, one after another. A page that is not here gets a place, in use, and the
+        least recently used page goes if none is free.
+
+        Returns these places; NO_PLACE for a page that was here, or that found all places in use.
+        """
+        found, places, move = list[int](), self._places, self._places.move_to_end
+        for key in keys:
+            place = NO_PLACE
+            if key in places:
+                move(key)
+            elif self._free or self._evict():
+                place = self._free.pop()
+                places[key], self._keys[place], self._uses[place] = place, key, 1
+            found.append(place)
+        return found
 
     def _evict(self) -> bool:
-        for name, place in self._places.items():
+        for key, place in self._places.items():
             if not self._uses[place]:
-                self.remove(name)
+                self.remove(key)
                 self.evictions += 1
                 return True
         return False
 
-    def remove(self, name: str) -> None:
+    def remove(self, key: bytes) -> None:
         """Forget a page. One that is not here is allowed."""
-        place = self._places.pop(name, None)
+        place = self._places.pop(key, None)
         if place is not None:
-            self._names[place] = None
+            self._keys[place] = None
             if not self._uses[place]:
                 self._free.append(place)
 
@@ -65,13 +85,15 @@ class Slots:
         """Note that another copy or thread works on a place."""
         self._uses[place] += 1
 
-    def done(self, place: int) -> None:
-        """Note that one of them is done."""
-        self._uses[place] -= 1
-        if not self._uses[place] and self._names[place] is None:
-            self._free.append(place)
+    def done(self, places: Iterable[int]) -> None:
+        """Note that a copy or thread is done with these places, one use each."""
+        uses, keys = self._uses, self._keys
+        for place in places:
+            uses[place] -= 1
+            if keys[place] is None and not uses[place]:
+                self._free.append(place)
 
-    def names(self) -> list[str]:
+    def by_use(self) -> list[bytes]:
         """The pages, the least recently used first."""
         return list(self._places)
 
@@ -83,4 +105,4 @@ class Slots:
         left = set(range(self.count)) - free - held
         assert all(self._uses[place] > 0 for place in left), "a place is lost"
         assert all(self._uses[place] == 0 for place in free), "a place is free and in use"
-        assert all(self._names[place] == name for name, place in self._places.items())
+        assert all(self._keys[place] == key for key, place in self._places.items())

@@ -1,6 +1,6 @@
 """The tier of the prefix index in host memory: pages that a GPU's pool gives up, and their way back.
 
-    publish ─▶ save: a page gets its name
+    publish ─▶ save: a page gets its key
     next to be evicted ─▶ keep: a copy out, to a place of host memory ─▶ with files: the writing thread
     a sequence is next ─▶ a Return: pages of the pool, held ─▶ copies back, as places are there or have been read
                                                              ─▶ they enter the index, and the sequence hits them
@@ -10,20 +10,22 @@ time, because a step took more pages than `keep` has seen or because every place
 
 Places are used in exact LRU order. Copying a page, hitting it in the pool and copying it back all make it the most
 recently used, and of a path the beginning last: so paths lose their ends first, as in the pool and in files.
+
+A GPU computes thousands of pages per second, and each of them passes here. So what is known by page is in lists, and
+calls take columns of pages: no object per page, and no key is computed twice.
 """
 
 import time
 from collections import deque
 from collections.abc import Hashable, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from gradus.cache.disk.names import Names, Trail
 from gradus.cache.disk.tier import WORTH_TOKENS
 from gradus.cache.host.copies import Copies, Copy
-from gradus.cache.host.files import Files
-from gradus.cache.host.slots import Slots
+from gradus.cache.host.files import MISSING, PENDING, WHOLE, Files, Reading
+from gradus.cache.host.slots import NO_PLACE, Slots
 from gradus.cache.tier import Load, Tier
 from gradus.cache.usage import DiskUsage, HostUsage
 
@@ -33,21 +35,15 @@ GRACE_S, TOKEN_S = 0.05, 50e-6
 POLL_S = 100e-6  # between two looks at a load, while there is nothing else to do
 
 
-class Out(NamedTuple):
-    """A page to copy out. order: of its file; 0 if it gets none."""
-
-    page: int
-    place: int
-    name: str
-    order: int
-
-
 class OutFlight(NamedTuple):
-    """A copy out. number: later copies have larger ones."""
+    """A copy out. number: one more than that of the copy before. orders: of the pages' files; 0 for none."""
 
     number: int
     copy: Copy
-    pages: list[Out]
+    pages: list[int]
+    places: list[int]
+    keys: list[bytes]
+    orders: list[int]
 
 
 class BackFlight(NamedTuple):
@@ -59,34 +55,41 @@ class BackFlight(NamedTuple):
 
 
 class Source(NamedTuple):
-    """Where a page comes from: its place, and the file that is read into it, if there is one."""
+    """Where a page comes from: its place, and which of its load's files is read into it; None if it is there."""
 
-    name: str
+    key: bytes
     place: int
     page: int
-    file: "Future[bool] | None"
+    file: int | None
 
 
 @dataclass(slots=True, eq=False)
 class Return:
     """Pages on their way back.
 
-    sources: for each place of the path that can come back. launched: copies back were launched for that many.
+    sources: for each place of the path that can come back. reading: the pages that come from files. launched: copies
+    back were launched for that many.
     """
 
     count: int
     sources: list[list[Source]]
+    reading: Reading | None = None
     launched: int = 0
     loaded: int = 0
     done: bool = False
     flights: deque[BackFlight] = field(default_factory=deque)
     began: float = field(default_factory=time.monotonic)
 
+    def state(self, source: Source) -> int:
+        """Whether a page is in its place: PENDING, WHOLE or MISSING."""
+        return WHOLE if source.file is None or self.reading is None else self.reading.states[source.file]
+
 
 class HostTier(Tier):
     """Keeps the pages of one engine in `places` places of host memory, and in files, if there are any.
 
-    pages: the pool's number. ahead: as in `Tier`.
+    pages: the pool's number. ahead: as in `Tier`. worth: the fewest tokens of a sequence whose pages are kept: shorter
+    ones are computed in no time.
     """
 
     def __init__(
@@ -98,127 +101,142 @@ class HostTier(Tier):
         page_size: int,
         ahead: int,
         files: Files | None = None,
+        worth: int = WORTH_TOKENS,
     ) -> None:
         self._names, self._copies, self._files, self._page_size = names, copies, files, page_size
-        self.ahead = ahead
+        self.ahead, self._worth = ahead, worth
         self.slots = Slots(places)
-        self._named: list[str | None] = [None] * (pages + 1)  # by page: its name, while the index has it
+        self._keys: list[bytes | None] = [None] * (pages + 1)  # by page: its key, while the index has it
         self._orders = [0] * (pages + 1)  # by page: the order of its file; 0 if it gets none
+        self._leaving = [0] * (pages + 1)  # by page: the number of its newest copy out; 0 for none
         self._out: deque[OutFlight] = deque()
-        self._leaving: dict[int, OutFlight] = {}  # by page: the newest copy out that may not have read it yet
+        self._landed = 0  # the number of the newest copy out that is done
         self._back: deque[BackFlight] = deque()  # of loads that were stopped
-        self._late: list[tuple[Future[bool], int]] = []  # files still read for such loads, and their places
+        self._late: list[tuple[Reading, int, int]] = []  # files still read for such loads, and their places
         self._load: Return | None = None
         self._before_load: Copy | None = None  # reads the pages that the load fills
-        self._number = 0
         self.hit_positions = self.copied = self.lost = 0
 
     # -- pages go out --------------------------------------------------------------------------------------------------
 
-    def trail(self, salt: Hashable) -> Trail:
+    def trail(self, salt: Hashable, tables: Sequence[list[int]]) -> Trail:
+        """Begin a sequence's path: behind its hit, if a page there has a key already."""
+        for table in tables:
+            if table and (key := self._keys[table[-1]]) is not None:
+                return self._names.trail_after(key, len(table), time.time_ns())
         return self._names.trail(salt, time.time_ns())
 
     def save(self, trail: Trail, tokens: list[int], tables: Sequence[list[int]], end: int) -> None:
-        worth = self._files is not None and len(tokens) >= WORTH_TOKENS
-        first = trail.saved if trail.worth == worth else 0
-        trail.saved, trail.worth = end, worth
-        if end <= first:
+        first = trail.saved
+        if end <= first or len(tokens) < self._worth:
             return
+        trail.saved, known = end, max(first, trail.start)  # a hit's pages have their keys
         self._names.extend(trail, tokens, end)
-        pages = []
-        for place in range(end - 1, first - 1, -1):
-            order = trail.order(place) if worth else 0
-            for group, table in enumerate(tables):
-                if page := table[place]:
-                    self._named[page] = name = self._names.name(trail, place, group)
-                    self._orders[page] = order
-                    self.slots.touch(name)
-                    pages.append(page)
-        if worth:
-            self._save_in_files(pages[::-1])
+        for group, table in enumerate(tables):
+            for page, key in zip(table[known:end], self._names.keys(trail, known, end, group), strict=True):
+                if page:
+                    self._keys[page] = key
+        tables = [table[first:end] for table in tables]
+        pages = [page for row in zip(*tables, strict=True) for page in row if page]
+        self.slots.touch([key for page in reversed(pages) if (key := self._keys[page]) is not None])
+        if self._files is not None:
+            for table in tables:
+                for place, page in enumerate(table, first):
+                    self._orders[page] = trail.order(place)
+            self._save_in_files(self._files, pages)
 
-    def _save_in_files(self, pages: list[int]) -> None:
+    def _save_in_files(self, files: Files, pages: list[int]) -> None:
         """Copy pages out that no file has yet, as far as the writing thread keeps up. The others count as used."""
-        files = self._files
-        assert files is not None
         room = self.slots.count // 2 - files.queued - sum(len(flight.pages) for flight in self._out)
         used, fresh = [], []
         for page in pages:
-            name, order = self._named[page], self._orders[page]
-            assert name is not None
-            if name in files:
-                used.append((name, order))
-            elif room > 0 and files.wants(name):
-                if name not in self.slots:
+            key, order = self._keys[page], self._orders[page]
+            if key is None:
+                continue
+            if key in files:
+                used.append((key, order))
+            elif room > 0 and files.wants(key):
+                if key not in self.slots:
                     fresh.append(page)
-                elif page not in self._leaving:
-                    self._write(self.slots.place(name), name, order)
+                elif self._leaving[page] <= self._landed:
+                    self._write(self.slots.place(key), key, order)
                 room -= 1
         files.touch(used)
         self.keep(fresh)
 
     def keep(self, pages: list[int]) -> None:
-        out = []
-        for page in pages:
-            name = self._named[page]
-            if name is not None and not self.slots.touch(name):
-                place = self.slots.add(name)
-                if place is not None:
-                    out.append(Out(page, place, name, self._orders[page]))
+        named = [(page, key) for page in pages if (key := self._keys[page]) is not None]
+        places = self.slots.enter([key for _, key in named])
+        out = [(page, place, key) for (page, key), place in zip(named, places, strict=True) if place != NO_PLACE]
         for first in range(0, len(out), self._copies.at_once):
-            self._launch(out[first : first + self._copies.at_once])
+            self._launch(*map(list, zip(*out[first : first + self._copies.at_once], strict=True)))
 
-    def _launch(self, out: list[Out]) -> None:
-        self._number += 1
-        copy = self._copies.out([each.page for each in out], [each.place for each in out])
-        flight = OutFlight(self._number, copy, out)
-        self._out.append(flight)
-        self._leaving.update((each.page, flight) for each in out)
-        self.copied += len(out)
+    def _launch(self, pages: list[int], places: list[int], keys: list[bytes]) -> None:
+        number = self._landed + len(self._out) + 1
+        orders = [self._orders[page] for page in pages]
+        self._out.append(OutFlight(number, self._copies.out(pages, places), pages, places, keys, orders))
+        for page in pages:
+            self._leaving[page] = number
+        self.copied += len(pages)
 
     def evicted(self, pages: list[int]) -> None:
-        self.lost += sum([name is not None and name not in self.slots for name in map(self._named.__getitem__, pages)])
+        self.lost += self.slots.missing([key for page in pages if (key := self._keys[page]) is not None])
 
     def taken(self, pages: list[int], load: bool) -> None:
-        newest: OutFlight | None = None
+        keys, leaving, newest = self._keys, self._leaving, self._landed
         for page in pages:
-            self._named[page] = None
-            if self._leaving and (flight := self._leaving.pop(page, None)) is not None:
-                newest = flight if newest is None or flight.number > newest.number else newest
-        if newest is not None:
-            self._copies.fence(newest.copy, steps=not load)  # earlier copies out have read their pages before it does
+            keys[page] = None
+            if leaving[page] > newest:
+                newest = leaving[page]
+            leaving[page] = 0
+        copy = None if newest == self._landed else self._out[newest - self._landed - 1].copy
+        if copy is not None:
+            self._copies.fence(copy, steps=not load)  # earlier copies out have read their pages before it does
         if load:
-            self._before_load = None if newest is None else newest.copy
+            self._before_load = copy
 
     def discard(self, trail: Trail, groups: int, pages: Sequence[int]) -> None:
-        places = range(trail.found, len(trail.digests) - 1)
-        names = {self._names.name(trail, place, group) for place in places for group in range(groups)}
-        for name in names.union(filter(None, (self._named[page] for page in pages))):
-            self.slots.remove(name)
+        keys = {key for page in pages if (key := self._keys[page]) is not None}
+        for group in range(groups):
+            keys.update(self._names.keys(trail, max(trail.found, trail.start), trail.end, group))
+        for key in keys:
+            self.slots.remove(key)
             if self._files is not None:
-                self._files.remove(name)
+                self._files.remove(key)
         for page in pages:
-            self._named[page] = None
+            self._keys[page] = None
 
     # -- pages come back -----------------------------------------------------------------------------------------------
 
-    def find(self, trail: Trail, tokens: list[int], first: int, end: int, groups: int) -> list[list[bool]]:
-        self._names.extend(trail, tokens, end)
-        names = [[self._names.name(trail, place, group) for place in range(first, end)] for group in range(groups)]
-        return [[name in self.slots or (self._files is not None and name in self._files) for name in group]
-                for group in names]  # fmt: skip
+    def find(
+        self, trail: Trail, tokens: list[int], first: int, end: int, windows: Sequence[int | None]
+    ) -> list[list[bool]]:
+        """Look pages up as `Tier` says. Computes keys as far as pages are found, and at most as many again."""
+        found, files = [list[bool]() for _ in windows], self._files
+        full = [there for there, window in zip(found, windows, strict=True) if window is None]
+        start, count = first, 1
+        while start < end and all(all(there) for there in full):
+            to = min(start + count, end)
+            self._names.extend(trail, tokens, to)
+            for group, there in enumerate(found):
+                keys = self._names.keys(trail, start, to, group)
+                there += [key in self.slots or (files is not None and key in files) for key in keys]
+            start, count = to, 2 * count
+        return found
 
     def load(self, trail: Trail, tables: Sequence[list[int]], first: int, end: int) -> Return:
         assert self._load is None, "one load at a time"
         self._load = load = Return(end - first, [])
+        files: list[tuple[bytes, int, int]] = []
         for place in range(first, end):
-            sources = self._sources(trail, tables, place)
+            sources = self._sources(trail, tables, place, files)
             if sources is None:
                 break
             load.sources.append(sources)
-        for sources in reversed(load.sources):
-            for source in sources:
-                self.slots.touch(source.name)
+        if self._files is not None and files:
+            self._files.touch([(key, order) for key, _, order in files])
+            load.reading = self._files.read([key for key, _, _ in files], [place for _, place, _ in files])
+        self.slots.touch([source.key for sources in reversed(load.sources) for source in sources])
         self._copies.open(self._newest_into({source.place for sources in load.sources for source in sources}))
         self._advance(load)
         return load
@@ -226,64 +244,86 @@ class HostTier(Tier):
     def _newest_into(self, places: set[int]) -> Copy | None:
         """Find the newest copy out under way that fills any of `places`."""
         for flight in reversed(self._out):
-            if any(each.place in places for each in flight.pages):
+            if not places.isdisjoint(flight.places):
                 return flight.copy
         return None
 
-    def _sources(self, trail: Trail, tables: Sequence[list[int]], place: int) -> list[Source] | None:
-        """Reserve what a place of the path needs, and begin to read its files. None if there is no room for them."""
-        found: list[Source] = []
+    def _sources(
+        self, trail: Trail, tables: Sequence[list[int]], place: int, files: list[tuple[bytes, int, int]]
+    ) -> list[Source] | None:
+        """Reserve what a place of the path needs. Adds the files to read to `files`, by key, place and order.
+
+        Returns None, and reserves nothing, if there is no room.
+        """
+        found, before = list[Source](), len(files)
         for group, table in enumerate(tables):
             if page := table[place]:
-                name = self._names.name(trail, place, group)
-                source = self._source(name, page, trail.order(place))
+                (key,) = self._names.keys(trail, place, place + 1, group)
+                source = self._source(key, page, trail.order(place), files)
                 if source is None:
-                    self._give_up(found)
+                    self.slots.done([source.place for source in found])
+                    for key, _, _ in files[before:]:
+                        self.slots.remove(key)
+                    del files[before:]
                     return None
                 found.append(source)
         for source in found:
-            self._named[source.page], self._orders[source.page] = source.name, 0
+            self._keys[source.page], self._orders[source.page] = source.key, 0
         return found
 
-    def _source(self, name: str, page: int, order: int) -> Source | None:
-        if name in self.slots:
-            self.slots.use(place := self.slots.place(name))
-            return Source(name, place, page, None)
-        added = self.slots.add(name)
-        if added is None or self._files is None:
+    def _source(self, key: bytes, page: int, order: int, files: list[tuple[bytes, int, int]]) -> Source | None:
+        if key in self.slots:
+            self.slots.use(place := self.slots.place(key))
+            return Source(key, place, page, None)
+        if self._files is None:  # it went for another page since it was found
             return None
-        self._files.touch([(name, order)])
-        return Source(name, added, page, self._files.read(name, added))
+        (place,) = self.slots.enter([key])
+        if place == NO_PLACE:
+            return None
+        files.append((key, place, order))
+        return Source(key, place, page, len(files) - 1)
 
-    def _give_up(self, sources: list[Source]) -> None:
+    def _give_up(self, load: Return, sources: list[Source]) -> None:
         """Let go of places that no copy back was launched for. What was not read by now is forgotten."""
         for source in sources:
-            if source.file is None or (source.file.done() and source.file.result()):
-                self.slots.done(source.place)
+            if load.state(source) == WHOLE:
+                self.slots.done([source.place])
             else:
-                self.slots.remove(source.name)
-                self._late.append((source.file, source.place))
+                assert load.reading is not None and source.file is not None
+                self.slots.remove(source.key)
+                self._late.append((load.reading, source.file, source.place))
 
     def _advance(self, load: Return) -> None:
-        """Launch copies back of all places whose pages are in host memory by now, and see which copies are done."""
-        ready = load.launched
-        while ready < len(load.sources) and all(each.file is None or each.file.done() for each in load.sources[ready]):
-            if not all(each.file is None or each.file.result() for each in load.sources[ready]):
-                self._end_at(load, ready)
-                break
-            ready += 1
-        self._launch_back(load, ready)
+        """Launch copies back of places whose pages are in host memory by now, and see which copies are done.
+
+        While files are read, half a full copy is the least: many small ones would keep the engine from its steps.
+        """
+        ready, missing = self._ready(load)
+        late = time.monotonic() - load.began > GRACE_S + TOKEN_S * self._page_size * ready
+        if missing or late or ready == len(load.sources) or ready - load.launched >= self._copies.at_once // 2:
+            self._launch_back(load, ready)
+        if missing or (late and ready < len(load.sources)):
+            self._end_at(load, ready)
         while load.flights and load.flights[0].copy.done:
             load.loaded = load.flights[0].end
-            self._landed_back(load.flights.popleft())
-        allowed = GRACE_S + TOKEN_S * self._page_size * load.launched
-        if load.launched < len(load.sources) and time.monotonic() - load.began > allowed:
-            self._end_at(load, load.launched)
+            self.slots.done(load.flights.popleft().places)
         load.done = load.loaded == len(load.sources)
 
+    def _ready(self, load: Return) -> tuple[int, bool]:
+        """Count the places whose pages are in host memory by now, and see whether the next one lacks a page."""
+        for ready in range(load.launched, len(load.sources)):
+            states = [load.state(source) for source in load.sources[ready]]
+            if PENDING in states:
+                return ready, False
+            if MISSING in states:
+                return ready, True
+        return len(load.sources), False
+
     def _end_at(self, load: Return, end: int) -> None:
+        if load.reading is not None:
+            load.reading.stopped = True
         for sources in load.sources[end:]:
-            self._give_up(sources)
+            self._give_up(load, sources)
         del load.sources[end:]
 
     def _launch_back(self, load: Return, end: int) -> None:
@@ -296,10 +336,6 @@ class HostTier(Tier):
             after = numbered[first + at_once :]
             load.flights.append(BackFlight(copy, places, after[0][1] if after else end))
         load.launched = end
-
-    def _landed_back(self, flight: BackFlight) -> None:
-        for place in flight.places:
-            self.slots.done(place)
 
     def stop(self, load: Load) -> None:
         assert isinstance(load, Return)
@@ -333,31 +369,27 @@ class HostTier(Tier):
         while self._out and self._out[0].copy.done:
             self._landed_out(self._out.popleft())
         while self._back and self._back[0].copy.done:
-            self._landed_back(self._back.popleft())
+            self.slots.done(self._back.popleft().places)
         if self._late:
-            for file, place in self._late:
-                if file.done():
-                    self.slots.done(place)
-            self._late = [(file, place) for file, place in self._late if not file.done()]
+            self.slots.done([place for reading, file, place in self._late if reading.states[file] != PENDING])
+            self._late = [late for late in self._late if late[0].states[late[1]] == PENDING]
         if self._files is not None:
-            for place in self._files.written():
-                self.slots.done(place)
+            self.slots.done(self._files.written())
         if self._load is not None:
             self._advance(self._load)
 
     def _landed_out(self, flight: OutFlight) -> None:
-        for each in flight.pages:
-            if self._leaving.get(each.page) is flight:
-                del self._leaving[each.page]
-            kept = each.name in self.slots and self.slots.place(each.name) == each.place  # else it was discarded
-            if kept and each.order and self._files is not None and self._files.wants(each.name):
-                self._write(each.place, each.name, each.order)
-            self.slots.done(each.place)
+        self._landed = flight.number
+        if self._files is not None:
+            for place, key, order in zip(flight.places, flight.keys, flight.orders, strict=True):
+                if order and self.slots.holds(place, key) and self._files.wants(key):  # else it was discarded
+                    self._write(place, key, order)
+        self.slots.done(flight.places)
 
-    def _write(self, place: int, name: str, order: int) -> None:
+    def _write(self, place: int, key: bytes, order: int) -> None:
         assert self._files is not None
         self.slots.use(place)
-        self._files.write(name, place, order)
+        self._files.write(key, place, order)
 
     def close(self) -> None:
         """Write what is queued for files, for a while, and give host memory back."""
@@ -385,4 +417,6 @@ class HostTier(Tier):
 
     def check(self) -> None:
         self.slots.check()
-        assert all(flight in self._out for flight in self._leaving.values()), "a copy that is done still holds a page"
+        numbers = [flight.number for flight in self._out]
+        assert numbers == list(range(self._landed + 1, self._landed + 1 + len(numbers))), "a copy out is lost"
+        assert max(self._leaving) <= self._landed + len(numbers), "a page leaves with a copy that does not exist"

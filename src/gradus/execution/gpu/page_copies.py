@@ -21,20 +21,22 @@ from gradus.attention.storage import PagedStorage
 from gradus.device.pinned import PinnedMemory
 from gradus.device.transfer import current_stream, numbered, upload
 
-STAGING_BYTES = 32 << 20  # of each direction: some pages per copy, yet no part of the device's memory worth counting
-WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
+STAGING_BYTES = 32 << 20  # of each direction: some pages per copy
+# Pages are moved, not computed with: the largest words take the fewest threads.
+WORDS = {16: torch.complex128, 8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
 
 
 class Part(NamedTuple):
-    """A tensor of the storage.
+    """A tensor of the storage, and its place in staging.
 
-    rows: a view, [depth * (pages + 1), words of a page in a layer]. layers: the first row of each layer, int64 [depth].
-    words: of a page, in all layers.
+    pages, rows: views of the tensor, [depth, pages + 1, words of a page in a layer] and [depth * (pages + 1), words].
+    going, coming: views of the two staging buffers, [depth, pages at once, words] and [pages at once, depth, words].
     """
 
+    pages: Tensor
     rows: Tensor
-    layers: Tensor
-    words: int
+    going: Tensor
+    coming: Tensor
 
 
 class Flight:
@@ -62,29 +64,38 @@ class PageCopies:
         self.page_bytes = storage.page_bytes
         self._device = numbered(storage.keys.device)
         tensors = [tensor.view(torch.uint8).flatten(2) for tensor in storage.tensors]
-        size = gcd(8, *(tensor.shape[2] for tensor in tensors))
-        self._parts = [part_of(tensor.view(WORDS[size])) for tensor in tensors]
-        self.at_once = max(1, STAGING_BYTES // self.page_bytes)
+        size = gcd(16, *(tensor.shape[2] for tensor in tensors))
+        self.at_once = pages_at_once(self.page_bytes)
         self._memory = PinnedMemory(places * self.page_bytes, self._device)
         self._places = self._memory.bytes.view(WORDS[size]).view(places, -1)
         self._bytes = self._memory.bytes.view(places, -1).numpy()
         shape = self.at_once, self.page_bytes // size
         self._going, self._coming = (torch.empty(shape, dtype=WORDS[size], device=self._device) for _ in range(2))
+        self._parts = self._parts_of([tensor.view(WORDS[size]) for tensor in tensors])
+        depth, count, _ = tensors[0].shape  # of all tensors
+        self._layers = torch.arange(depth, device=self._device) * count  # the first row of each
         on_gpu = self._device.type == "cuda"
         self._out, self._back = (torch.cuda.Stream(self._device) if on_gpu else None for _ in range(2))
         for stream in filter(None, (self._out, self._back)):
             stream.wait_stream(current_stream(self._device.index))  # which makes the tensors above
+
+    def _parts_of(self, tensors: Sequence[Tensor]) -> list[Part]:
+        parts, at = list[Part](), 0
+        for tensor in tensors:
+            depth, _, words = tensor.shape
+            staged = slice(at, at := at + depth * words)
+            going, coming = (each[:, staged].unflatten(1, (depth, words)) for each in (self._going, self._coming))
+            parts.append(Part(tensor, tensor.flatten(0, 1), going.transpose(0, 1), coming))
+        return parts
 
     # -- copies --------------------------------------------------------------------------------------------------------
 
     def out(self, pages: Sequence[int], places: Sequence[int]) -> Flight:
         staging = self._going[: len(pages)]
         with torch.inference_mode(), torch.cuda.stream(self._out) if self._out else nullcontext():
-            where, at = upload(pages, torch.int64, self._device), 0
+            where = upload(pages, torch.int64, self._device)
             for part in self._parts:
-                gathered = part.rows.index_select(0, rows_of(part, where))
-                staging[:, at : at + part.words].copy_(gathered.view(len(pages), -1))
-                at += part.words
+                torch.index_select(part.pages, 1, where, out=part.going[:, : len(pages)])
             used = self._point(self._out)
             for first, place, count in runs(places):
                 self._places[place : place + count].copy_(staging[first : first + count], non_blocking=True)
@@ -95,11 +106,10 @@ class PageCopies:
         with torch.inference_mode(), torch.cuda.stream(self._back) if self._back else nullcontext():
             for first, place, count in runs(places):
                 staging[first : first + count].copy_(self._places[place : place + count], non_blocking=True)
-            where, at = upload(pages, torch.int64, self._device), 0
+            # by rows: torch cuts a copy into layers of so large a tensor, with a launch for each
+            rows = upload(pages, torch.int64, self._device)[:, None] + self._layers
             for part in self._parts:
-                filling = staging[:, at : at + part.words].reshape(-1, part.rows.shape[1])
-                part.rows.index_copy_(0, rows_of(part, where), filling)
-                at += part.words
+                part.rows.index_put_((rows,), part.coming[: len(pages)])
             landed = self._point(self._back)
             return Flight(landed, landed)
 
@@ -128,6 +138,11 @@ class PageCopies:
     def view(self, place: int) -> memoryview:
         return self._bytes[place].data
 
+    @property
+    def staging_bytes(self) -> int:
+        """The device's memory that staging takes."""
+        return self._going.nbytes + self._coming.nbytes
+
     def close(self) -> None:
         for stream in filter(None, (self._out, self._back)):
             with suppress(RuntimeError):  # a device that has failed copies nothing any more
@@ -135,16 +150,14 @@ class PageCopies:
         self._memory.close()
 
 
-def part_of(tensor: Tensor) -> Part:
-    """View a tensor of words, [depth, pages + 1, words of a page], as rows."""
-    depth, pages, words = tensor.shape
-    layers = torch.arange(depth, device=tensor.device) * pages
-    return Part(tensor.view(depth * pages, words), layers, depth * words)
+def pages_at_once(page_bytes: int) -> int:
+    """The most pages per copy: as many as staging has room for, but one in any case."""
+    return max(1, STAGING_BYTES // page_bytes)
 
 
-def rows_of(part: Part, pages: Tensor) -> Tensor:
-    """The rows of some pages, page by page: int64 [pages * depth]."""
-    return (pages[:, None] + part.layers).view(-1)
+def staging_bytes(page_bytes: int) -> int:
+    """The device's memory that staging will take, in both directions, for pages of this size."""
+    return 2 * pages_at_once(page_bytes) * page_bytes
 
 
 def runs(places: Sequence[int]) -> Iterator[tuple[int, int, int]]:

@@ -35,6 +35,7 @@ from gradus.cache.windows import longest_sequence
 from gradus.config.options import EngineConfig, EngineOptions
 from gradus.config.settings import capacity, heeded
 from gradus.errors import ConfigError
+from gradus.execution.gpu.page_copies import staging_bytes
 from gradus.execution.memory.concessions import Concession, conceded, descending, worth_having
 from gradus.execution.memory.device_memory import DeviceMemory, free_memory, keep, readable
 from gradus.execution.memory.footprint import KV_BYTES
@@ -115,7 +116,8 @@ class MemoryPlan:
     be in use. usable_bytes: how much can therefore be taken.
     weight_bytes: weights and constant tables. mapped_bytes: experts that stay in their file, in addition.
     step_tokens, step_bytes: tokens of the largest step, and its memory; graph_bytes: CUDA graphs. Both are estimates.
-    table_bytes: tables with a row per slot: of sampling, pages and texts. These four are the final engine's alone.
+    table_bytes: tables with a row per slot, of sampling, pages and texts; and what pages pass through on their way to
+    host memory. These four are the final engine's alone.
     cache_bytes: of all slots, or all pages. cache_bytes_per_token: all layers, a window counted as full attention.
     pages: None for a phase without. sized: True if memory decided the cache's size, False if the user did.
     max_sequences: the most that run at once.
@@ -378,6 +380,8 @@ def _planned(at: "_At", options: EngineConfig, draft: Model | None = None) -> Me
     tables += block_table_bytes(len(layer_groups(config)), count + 1, wanted, options.page_size)
     if kernels and _in_fp8(options):
         tables += at.widened_bytes(wanted)
+    if options.host_cache is not None:
+        tables += staging_bytes(options.page_size * page_layout(config).position_bytes(*kv_bytes(options, itemsize)))
     if options.heads is not None:
         states = (count + 1) * config.hidden_size * itemsize  # one of each slot
         tables += heads_bytes(Path(options.heads), itemsize) + states

@@ -1,0 +1,113 @@
+"""Files behind host memory: threads read pages into their places, each once, and what cannot be read is known."""
+
+import time
+
+import pytest
+
+from gradus.cache.disk.folder import PrefixFolder
+from gradus.cache.disk.names import Names
+from gradus.cache.host import files as files_module
+from gradus.cache.host.files import MISSING, PENDING, WHOLE, Files
+
+SIZE, COUNT = 5000, 40  # not a multiple of a block
+
+
+class Places(list):
+    """Host memory, as a list of places."""
+
+    def view(self, place: int) -> memoryview:
+        return memoryview(self[place])
+
+
+@pytest.fixture
+def kept(tmp_path):
+    """Files with a page each, their keys, and the folder."""
+    folder = PrefixFolder(tmp_path / "p", 1 << 30)
+    names = Names({}, folder.secret, 4)
+    trail = names.trail(None, 1)
+    names.extend(trail, list(range(4 * COUNT)), COUNT)
+    keys, places = names.keys(trail, 0, COUNT, 0), Places(bytearray([at]) * SIZE for at in range(COUNT))
+    files = Files(folder, names, places.view, readers=3)
+    for place, key in enumerate(keys):
+        files.write(key, place, order=COUNT - place)
+    written = []
+    while len(written) < COUNT:
+        written += files.written()
+    assert written == list(range(COUNT)) and all(key in files for key in keys)
+    for place in range(COUNT):
+        places[place] = bytearray(SIZE)
+    yield files, keys, places, folder, names
+    files.close()
+
+
+def read(files, keys, places):
+    reading = files.read(keys, places)
+    while PENDING in reading.states:
+        time.sleep(1e-3)
+    return list(reading.states)
+
+
+def test_several_threads_read_each_page_into_its_place(kept):
+    files, keys, places, *_ = kept
+    order = list(range(COUNT))[::-1]
+    assert read(files, [keys[at] for at in order], order) == [WHOLE] * COUNT
+    assert places == [bytearray([at]) * SIZE for at in range(COUNT)]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda path: path.unlink(),
+        lambda path: path.write_bytes(path.read_bytes()[:-1]),
+        lambda path: path.write_bytes(path.read_bytes() + b"1"),
+        lambda path: path.write_bytes(path.read_bytes()[:-1] + b"1"),
+        lambda path: path.write_bytes(b""),
+    ],
+)
+def test_a_page_that_is_not_whole_is_missing_and_forgotten(kept, damage):
+    files, keys, _, folder, names = kept
+    damage(folder.path / names.file(keys[3]))
+    assert read(files, keys, range(COUNT)) == [WHOLE] * 3 + [MISSING] + [WHOLE] * (COUNT - 4)
+    assert keys[3] not in files and not (folder.path / names.file(keys[3])).exists()
+
+
+def test_a_bug_in_one_read_leaves_the_other_pages(kept):
+    files, keys, places, *_ = kept
+    places[5] = 5  # has no bytes
+    assert read(files, keys, range(COUNT)) == [WHOLE] * 5 + [MISSING] + [WHOLE] * (COUNT - 6)
+
+
+def test_what_was_not_read_before_it_was_stopped_is_missing(kept, monkeypatch):
+    files, keys, _, folder, _ = kept
+    whole = folder.read_into
+    reading = None
+
+    def slow(name, page):
+        while reading is None:
+            time.sleep(1e-3)
+        reading.stopped = True
+        return whole(name, page)
+
+    monkeypatch.setattr(folder, "read_into", slow)
+    reading = files.read(keys, range(COUNT))
+    while PENDING in reading.states:
+        time.sleep(1e-3)
+    assert 1 <= reading.states.count(WHOLE) <= 3 and reading.states.count(MISSING) >= COUNT - 3
+
+
+def test_uses_are_noted_now_and_then_and_at_the_end(kept, monkeypatch):
+    files, keys, _, folder, names = kept
+
+    def order(at):
+        return (folder.path / names.file(keys[at])).stat().st_mtime_ns
+
+    files.touch([(keys[0], 10_000), (keys[1], 9_000)])
+    files.written()
+    files._writer.submit(int).result()  # all before it is done
+    assert (order(0), order(1)) == (10_000, 9_000)
+    files.touch([(keys[0], 20_000)])
+    files.written()
+    files._writer.submit(int).result()
+    assert order(0) == 10_000 and files_module.TOUCH_S > 1
+    files.close()
+    assert order(0) == 20_000
