@@ -66,11 +66,10 @@ class Slots:
         return found
 
     def _evict(self) -> bool:
-        for key, place in self._places.items():
-            if not self._uses[place]:
-                break
-        else:
+        idle = next(((key, place) for key, place in self._places.items() if not self._uses[place]), None)
+        if idle is None:
             return False
+        key, place = idle
         del self._places[key]
         self._keys[place] = None
         self._free.append(place)
