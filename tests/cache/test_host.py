@@ -212,7 +212,7 @@ def salt_forgotten(self, salt, now, trail=Names.trail):
 def test_a_broken_tier_is_noticed(monkeypatch, owner, name, broken):
     monkeypatch.setattr(owner, name, broken)
     with pytest.raises(BaseException):  # noqa: B017 a query's read, or the books
-        run(QUICKLY)
+        run(settings(QUICKLY, max_examples=600))  # ends with the first example that notices
 
 
 # -- the order of use, across tiers ------------------------------------------------------------------------------------

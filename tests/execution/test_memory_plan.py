@@ -258,7 +258,7 @@ def test_what_pages_pass_through_on_their_way_to_host_memory_is_counted_as_it_is
     )
     kind = Fp8Storage if kv_dtype == "fp8" else PagedStorage
     copies = PageCopies(kind(TINY, 8, 16, torch.float32, CPU), 1)
-    assert with_host.table_bytes - without.table_bytes == copies.staging_bytes > 60 * MB
+    assert with_host.table_bytes - without.table_bytes == copies.staging_bytes > 120 * MB
     assert without.cache_bytes >= with_host.cache_bytes
     copies.close()
 

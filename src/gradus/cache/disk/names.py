@@ -10,7 +10,7 @@ reveal neither prompts nor salts.
 """
 
 import hashlib
-from array import array
+import struct
 from collections.abc import Hashable
 from typing import Any
 
@@ -43,7 +43,8 @@ class Names:
     def extend(self, trail: "Trail", tokens: list[int], end: int) -> None:
         """Add the pages of a sequence up to page `end` to its trail."""
         first, size = trail.end, self._page_size
-        packed, bytes_each = array("i", tokens[first * size : end * size]).tobytes(), 4 * size
+        new = tokens[first * size : end * size]
+        packed, bytes_each = struct.pack(f"{len(new)}i", *new), 4 * size
         digests, digest, begin = trail.digests, trail.digests[-1], self._hash.copy
         for at in range(0, len(packed), bytes_each):
             hashed = begin()

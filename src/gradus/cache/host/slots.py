@@ -66,12 +66,15 @@ class Slots:
         return found
 
     def _evict(self) -> bool:
-        for key, place in self._places.items():
-            if not self._uses[place]:
-                self.remove(key)
-                self.evictions += 1
-                return True
-        return False
+        idle = next(((key, place) for key, place in self._places.items() if not self._uses[place]), None)
+        if idle is None:
+            return False
+        key, place = idle
+        del self._places[key]
+        self._keys[place] = None
+        self._free.append(place)
+        self.evictions += 1
+        return True
 
     def remove(self, key: bytes) -> None:
         """Forget a page. One that is not here is allowed."""

@@ -21,7 +21,7 @@ from gradus.attention.storage import PagedStorage
 from gradus.device.pinned import PinnedMemory
 from gradus.device.transfer import current_stream, numbered, upload
 
-STAGING_BYTES = 32 << 20  # of each direction: some pages per copy
+STAGING_BYTES = 64 << 20  # of each direction. A copy takes the host some ten calls, however many pages it has
 # Pages are moved, not computed with: the largest words take the fewest threads.
 WORDS = {16: torch.complex128, 8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
 
