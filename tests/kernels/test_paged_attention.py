@@ -12,7 +12,7 @@ import triton
 
 from gradus.kernels.attention import paged as paged_attention
 from gradus.kernels.attention import work as attention_work
-from gradus.kernels.attention.launch import EIGHT_BITS, Form, Launch, launches
+from gradus.kernels.attention.launch import Launch, launches
 from tests.kernels.ahead_of_time import H200, compile_for, instructions
 from tests.kernels.interpreter import run_interpreted
 from tests.pairwise import first
@@ -110,14 +110,11 @@ def test_products_in_float16_take_two_thirds_of_the_instructions_to_widen_or_few
     assert counts[0] <= 2 / 3 * counts[1]
 
 
-def test_decodes_over_8_bits_take_the_form_that_the_table_has(monkeypatch):
-    form = Form(64, 2, 3, live=6, halves=True, ahead=True, late=True)
-    monkeypatch.setitem(EIGHT_BITS, 256, form)
+def test_decodes_alone_multiply_8_bits_in_float16():
     small, *taller = launches(128, torch.bfloat16, 4, eight_bits=True)
-    assert Form(small.keys, small.warps, small.stages, small.live, small.halves, small.ahead, small.late) == form
-    others = (launches(64, torch.bfloat16, 4, eight_bits=True), launches(128, torch.bfloat16, 4))
-    others += (launches(128, torch.float32, 4, eight_bits=True), taller)
-    assert not any(launch.halves or launch.ahead or launch.late for each in others for launch in each)
+    assert small.halves and launches(64, torch.float16, 4, eight_bits=True)[0].halves
+    others = launches(128, torch.bfloat16, 4), launches(128, torch.float32, 4, eight_bits=True), taller
+    assert not any(launch.halves for each in others for launch in each)
 
 
 # Of 256 rows a thread spills some bytes, outside of the loop's products: it is faster all the same (on an H200).

@@ -1,8 +1,7 @@
 """The shape of a paged attention launch: the tile of a program, its pipeline, and how many programs fill the GPU."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import torch
 import triton
@@ -32,7 +31,7 @@ class Launch:
     as many fit. fits: how many do by their shared memory, until the compiled kernel is asked (`Work`). processors:
     multiprocessors of the GPU. whole: a tile of this many keys or fewer is never split. adding: keys that a program
     attends to while another one adds one more partial result up. halves: products over keys and values of 8 bits are in
-    float16. ahead: page numbers come a step early. late: sums of weights are added up after the loop. See `sweep`.
+    float16 (see `sweep`).
     """
 
     rows: int
@@ -45,8 +44,6 @@ class Launch:
     whole: int = 0
     adding: float = ADDING
     halves: bool = False
-    ahead: bool = False
-    late: bool = False
 
     def tokens(self, group: int) -> int:
         """The tokens that a tile has room for, whose query heads share key heads in groups of `group`."""
@@ -55,22 +52,6 @@ class Launch:
     def items(self, kv_heads: int, live: int) -> int:
         """Count the items that run at once with `live` programs per multiprocessor: an item has one per key head."""
         return max(1, live * self.processors // kv_heads)
-
-
-class Form(NamedTuple):
-    """How the smallest tile goes over keys of 8 bits. Fields are `Launch`'s."""
-
-    keys: int
-    warps: int
-    stages: int
-    live: int = LIVE
-    halves: bool = False
-    ahead: bool = False
-    late: bool = False
-
-
-# Forms of decodes by the bytes of a widened key: `benchmarks/kernels/fp8_decode.py` races them.
-EIGHT_BITS = {128: Form(128, 4, 2), 256: Form(128, 2, 2, halves=True)}
 
 
 HOPPER_PAGE = 16
@@ -161,8 +142,9 @@ def launches(
     warps, all read memory at its full speed once the batch is large. Narrow heads take more of a program's time for
     fewer bytes; so they want long steps, and without a group to share keys, one warp that waits for no other. For
     prompts the shape decides: a tile of 256 rows reads each key half as often as one of 128. Keys in 8 bits want long
-    steps, too, whose widening the next step's reading hides; tall tiles of them gain nothing. Narrow heads that share a
-    key head also have a tile of 32 rows, for eight tokens with up to four heads each. With it, steps of up to eight
+    steps, too, whose widening the next step's reading hides; tall tiles of them gain nothing. Decodes over 8 bits
+    multiply in float16 (`benchmarks/answered/fp8_decode.json`). Narrow heads that share a key head also have a tile of
+    32 rows, for eight tokens with up to four heads each. With it, steps of up to eight
     sequences that verify drafts take up to 14 % less time than with 64 rows (`benchmarks/answered/draft_steps.json`, on
     an H100). In float32 a step's widened keys are in registers, each in two parts for TF32 products. Where heads are 64
     wide, 64 of them spill and 32 do not (compiled for sm_90, not raced). Nor were heads of 512 raced, only compiled: a
@@ -171,10 +153,9 @@ def launches(
     every shape of them spills, and one of 32 rows nearly all that it has.
     """
     wide = triton.next_power_of_2(head_dim) * dtype.itemsize  # bytes of a key
-    form = None
-    if eight_bits and wide <= 256 and dtype.itemsize == 2:
-        form = EIGHT_BITS[max(wide, 128)]
-        shapes = [(SMALLEST_TILE, *form[:3]), (64, 128, 4, 2 if wide > 128 else 3)]
+    halves = eight_bits and wide <= 256 and dtype.itemsize == 2
+    if halves:
+        shapes = [(16, 128, 4, 2), (64, 128, 4, 2 if wide > 128 else 3)]
     elif wide > 512 and dtype.itemsize == 2 and not eight_bits:
         shapes = [(16, 16, 4, 3), (64, 32, 8, 2)]
     elif wide > 1024 and group <= SMALLEST_TILE and not eight_bits:
@@ -191,22 +172,15 @@ def launches(
     cut = [fitted(shape, group, wide, dtype.itemsize, able.shared_memory) for shape in shapes if shape[0] >= group]
     by_rows = {shape[0]: shape for shape in cut}  # a tall tile may have been cut to the size of a small one
     narrow = wide <= 128 and group > 1 and not eight_bits
-    found = [
+    return tuple(
         Launch(
             *shape, live=worth(shape[0]), processors=processors,
             fits=able.programs(warps=shape[2], shared=bytes_needed(*shape[:2], shape[3], wide, dtype.itemsize)),
             whole=WHOLE if narrow and shape[0] == SMALLEST_TILE else 0,
+            halves=halves and shape[0] == SMALLEST_TILE,
         )
         for shape in by_rows.values()
-    ]  # fmt: skip
-    return tuple(found if form is None else [_in_form(launch, form) for launch in found])
-
-
-def _in_form(launch: Launch, form: Form) -> Launch:
-    """Return the smallest tile in this form, and a taller one as it is."""
-    if launch.rows > SMALLEST_TILE:
-        return launch
-    return replace(launch, live=form.live, halves=form.halves, ahead=form.ahead, late=form.late)
+    )  # fmt: skip
 
 
 def worth(rows: int) -> int:

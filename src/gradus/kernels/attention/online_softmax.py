@@ -26,7 +26,6 @@ def sweep(
     low: int, stop: int, high: int, position: tensor, scale: float, softcap: float,
     MASKED: constexpr, HEADS: constexpr, HEAD_DIM: constexpr, PAGE: constexpr, WINDOW: constexpr, SOFTCAP: constexpr,
     KEYS: constexpr, WIDTH: constexpr, AHEAD: constexpr, FAR: constexpr, PACKED: constexpr, HALVES: constexpr,
-    LATE: constexpr,
 ) -> tensor:  # fmt: skip
     """Take the keys low … stop - 1 in, KEYS at a time. MASKED: some row may not see all of them.
 
@@ -34,8 +33,7 @@ def sweep(
     keys can be asked for, and the compiler's pipeline takes stages for it that would hold keys.
     key_scales, value_scales: this head's, where keys and values are e4m3; None where they have the queries' type. Two
     e4m3 values are read as one word, so there are two products, of even places and of odd ones. PACKED: see `widened`.
-    HALVES: these are in float16, and `reach` keeps a weight times its value's scale within it. LATE: threads add their
-    parts of the sum of weights up after the loop, not in every step, and hold a register per score until then.
+    HALVES: these are in float16, and `reach` keeps a weight times its value's scale within it.
     FAR: values may lie more than 2³¹ others away, which takes offsets of 64 bits, and registers.
     """
     EACH: constexpr = 1 if key_scales is None else 2  # values per loaded word
@@ -47,7 +45,6 @@ def sweep(
         queries, odd_queries = tl.split(tl.reshape(queries, [queries.shape[0], WIDTH // 2, 2]))
         keys = keys.to(tl.pointer_type(tl.int16), bitcast=True)
         values = values.to(tl.pointer_type(tl.int16), bitcast=True)
-    total = tl.where((tl.arange(0, KEYS) == 0)[None, :], total[:, None], 0.0) if LATE else total
     d = tl.arange(0, WIDTH // EACH)
     inside = (d < HEAD_DIM // EACH)[None, :]
     if AHEAD:
@@ -68,7 +65,7 @@ def sweep(
             score = tl.dot(queries, tl.trans(k), input_precision="tf32x3")
         reach = reach_of(value_scale) if HALVES else None
         weight, shrink, peak = weights(score, peak, key, high, position, scale, softcap, reach, MASKED, WINDOW, SOFTCAP)
-        total = total * shrink[:, None] + weight if LATE else total * shrink + tl.sum(weight, 1)
+        total = total * shrink + tl.sum(weight, 1)
         # values behind the last key may be anything, and 0 · NaN is NaN
         v = _rows(values + at, (key < high)[:, None] & inside if MASKED else inside, WIDTH == HEAD_DIM and not MASKED)
         if EACH == 2:
@@ -79,7 +76,7 @@ def sweep(
             odd_seen = tl.dot(weight.to(v.dtype), odd_v, odd_seen * shrink[:, None], input_precision="tf32x3")
         seen = tl.dot(weight.to(v.dtype), v, seen * shrink[:, None], input_precision="tf32x3")
     seen = tl.interleave(seen, odd_seen) if EACH == 2 else seen
-    return seen, tl.sum(total, 1) if LATE else total, peak
+    return seen, total, peak
 
 
 @triton.jit

@@ -102,8 +102,8 @@ def constants(
     return {
         "GROUP": group, "HEADS": heads, "HEAD_DIM": head_dim, "PAGE": page, "WINDOW": window or 0, "SOFTCAP": softcap,
         "ROWS": launch.rows, "KEYS": launch.keys, "WIDTH": width, "UNMASKED": launch.rows > 16 and not window,
-        "AHEAD": launch.ahead or launch.rows > 16, "FAR": far, "TAKEN": taken, "PACKED": packed,
-        "HALVES": launch.halves, "LATE": launch.late,
+        "AHEAD": launch.halves or launch.rows > 16, "FAR": far, "TAKEN": taken, "PACKED": packed,
+        "HALVES": launch.halves,
         "SPLITS": max(1, launch.warps * MERGED_PER_WARP // (taken * width)),
     }  # fmt: skip
 
@@ -116,7 +116,7 @@ def _attend(
     softcap: float, eps: float, value_eps: constexpr, NEW: constexpr, PDL: constexpr,
     GROUP: constexpr, HEADS: constexpr, HEAD_DIM: constexpr, PAGE: constexpr, WINDOW: constexpr, SOFTCAP: constexpr,
     ROWS: constexpr, KEYS: constexpr, WIDTH: constexpr, UNMASKED: constexpr, AHEAD: constexpr,
-    FAR: constexpr, PACKED: constexpr, HALVES: constexpr, LATE: constexpr, TAKEN: constexpr, SPLITS: constexpr,
+    FAR: constexpr, PACKED: constexpr, HALVES: constexpr, TAKEN: constexpr, SPLITS: constexpr,
 ) -> None:  # fmt: skip
     """Program (key head, item): heads next to each other in time, since they are next to each other in a page."""
     let_next_start(PDL)
@@ -149,13 +149,12 @@ def _attend(
         seen, total, peak = sweep(
             seen, total, peak, queries, keys, values, key_scales, value_scales, table, low, middle, high,
             seeing, scale, softcap, False, HEADS, HEAD_DIM, PAGE, WINDOW, SOFTCAP, KEYS, WIDTH, AHEAD, FAR, PACKED,
-            HALVES, LATE,
+            HALVES,
         )  # fmt: skip
         low = middle
     seen, total, peak = sweep(
         seen, total, peak, queries, keys, values, key_scales, value_scales, table, low, high, high,
         seeing, scale, softcap, True, HEADS, HEAD_DIM, PAGE, WINDOW, SOFTCAP, KEYS, WIDTH, AHEAD, FAR, PACKED, HALVES,
-        LATE,
     )  # fmt: skip
 
     if NEW:
