@@ -20,7 +20,7 @@ DEFAULT_PAGE_SIZE = 16
 SERVED_STEP_TARGETS = {"cpu": 0.15, "cuda": 0.1}
 """The step targets of servers. On a CPU, streams then go on at about the speed at which people read. On a GPU, the
 products of a step are as fast per token as those of a longer one (8B in 16 bits on an H200)."""
-SERVED_SLOWDOWN = 1.4
+SERVED_SLOWDOWN = 1.3
 """The slowdown of servers on GPUs. On a CPU they have none: a long prompt takes tens of seconds there as it is."""
 
 MOST_DRAFTS = 16
