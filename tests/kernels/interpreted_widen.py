@@ -7,7 +7,7 @@ from gradus.quantization.kv import from_e4m3, to_e4m3
 
 
 def kept(pages: int, heads: int, head_dim: int) -> tuple:
-    """Keys or values of 8 bits, their scales by head, and what they are worth, bfloat16."""
+    """Keys or values of 8 bits, their scales by head, and their product in bfloat16."""
     values, scales = to_e4m3(torch.randn(pages, 16, heads, head_dim) * 10)
     exact = from_e4m3(values, scales, out=torch.empty(values.shape))
     return values, scales.transpose(1, 2).contiguous(), exact.bfloat16()

@@ -110,7 +110,7 @@ class HopperLaunch(Launch):
         return tiles >= self.busy * processors * triton.cdiv(tiles, processors) and usual >= self.long
 
 
-# As measured (`benchmarks/answered/prompt_attention.json`).
+# Measured: `benchmarks/answered/prompt_attention.json`.
 HOPPER_LAUNCHES = {
     each.head_dim: each
     for each in (
