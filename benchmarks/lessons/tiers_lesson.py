@@ -63,6 +63,7 @@ def prepare(cache: Any, way: str) -> None:
 def measured(model: Model, length: int, rounds: int) -> dict[str, Any]:
     engine = engine_of(model, length)
     cache = engine.scheduler.cache
+    assert isinstance(cache, tiers.TieredCache)
     prompt = [(7 * i + 3) % 300 for i in range(length)]
     for _ in range(2):
         first_token(engine, prompt)

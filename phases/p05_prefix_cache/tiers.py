@@ -1,8 +1,8 @@
 """A second tier below the pool: an evicted page moves down to host memory, and back up when a prompt hits it.
 
-A page is in one tier at a time. What the pool evicts, its page idle for longest, becomes the host's most recently used
-one, so both tiers are one line in order of last use, and the host loses the page that all others were used after. Within
-a path the deeper page is the older one, so here too ends of paths go first.
+A page is in one tier at a time. What the pool evicts, its page idle for longest, becomes the host's most recently
+used one. So both tiers are one line in order of last use, and the host loses the page that all others were used
+after. Within a path the deeper page is the older one, so here too ends of paths go first.
 """
 
 from collections.abc import Hashable, Iterator

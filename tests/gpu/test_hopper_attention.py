@@ -194,8 +194,10 @@ def test_a_long_prompt_over_8_bits_is_widened_and_attends_as_the_other_kernel_do
         for layer in range(2):
             rows = torch.arange(16, 251 * 16, device="cuda")
             storage.store(layer, rows, *torch.randn(2, len(rows), 8, head_dim, device="cuda", dtype=torch.bfloat16))
-        numbers = [torch.tensor(part, dtype=torch.int32, device="cuda") for part in ([1], [0, 2000], [3990])]
-        attention.plan(*numbers, [2000])
+        slots, starts, lengths = (
+            torch.tensor(part, dtype=torch.int32, device="cuda") for part in ([1], [0, 2000], [3990])
+        )
+        attention.plan(slots, starts, lengths, [2000])
         launches = [work.launch for works in attention.works.values() for work in works]
         assert [isinstance(launch, HopperLaunch) for launch in launches] == [able == (9, 0)]
         q = torch.randn(2000, 32, head_dim, device="cuda", dtype=torch.bfloat16)

@@ -1,5 +1,7 @@
 """Prefixes that a GPU's cache gave up come back from host memory, and from files, with the same greedy answers."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -15,7 +17,7 @@ from tests.attention.mixed import MIXED
 pytestmark = pytest.mark.gpu
 
 MODEL = "random:tiny-qwen3"
-SETTINGS = {
+SETTINGS: dict[str, Any] = {
     "device": "cuda", "dtype": "float32", "max_sequences": 4, "context_length": 512, "cache_tokens": 1728,
     "token_budget": 128, "host_cache": 0.25,
 }  # fmt: skip
@@ -59,6 +61,7 @@ def test_answers_are_the_same_after_their_prefixes_were_evicted_and_came_back(se
         before = answers(llm, range(8))  # 3,360 tokens: the first are evicted
         assert answers(llm, range(8)) == before
         usage = llm.core.metrics().cache
+        assert usage is not None and usage.host is not None
         assert usage.evictions and usage.host.hit_positions > 350
         crowd = llm.generate([prompt(seed) for seed in range(8)], GREEDY)  # side by side, while others' steps go on
         assert [done.token_ids for done in crowd] == before
@@ -67,13 +70,14 @@ def test_answers_are_the_same_after_their_prefixes_were_evicted_and_came_back(se
 
 @pytest.mark.plans_memory
 def test_files_outlive_the_engine(tmp_path):
-    settings = {"model": MODEL} | SETTINGS | {"prefix_dir": str(tmp_path / "p")}
+    settings: dict[str, Any] = {"model": MODEL} | SETTINGS | {"prefix_dir": str(tmp_path / "p")}
     with LLM(**settings) as llm:
         before = answers(llm, range(4))
     with LLM(**settings) as llm:
         (done,) = llm.generate([prompt(2)], GREEDY)
         assert done.cached_tokens > 350 and done.token_ids == before[2]
-        assert llm.core.metrics().cache.disk.hit_positions > 350
+        usage = llm.core.metrics().cache
+        assert usage is not None and usage.disk is not None and usage.disk.hit_positions > 350
 
 
 @pytest.mark.plans_memory
