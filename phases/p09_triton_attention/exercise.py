@@ -130,7 +130,7 @@ CHUNKS = Exercise(
         "even": (
             "What does one token at position p cost, of either kind? (Not the whole prompt up to it.)",
             "Its weights take 2 · weights FLOPs, its p keys 4 · width · p. For which p are these equal?",
-            "return sizes.weights / (2 * sizes.width)",
+            "Solve 2 · weights = 4 · width · p for p: return sizes.weights / (2 * sizes.width)",
         ),
         "most_tokens": (
             "Write what c tokens from `start` on cost as a polynomial in c. What is its degree, and where does it meet "

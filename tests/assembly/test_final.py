@@ -56,6 +56,7 @@ def test_it_runs_where_no_phase_is_named(llm):
         "threads": use(None),
         "memory_fraction": 0.5,
         "prefix_dir": None,
+        "host_cache": None,
         "prefix_dir_size": None,
         "runner": None,
         "switches": {"prefix_cache": True, "chunked": True, "kernels": True, "graphs": False, "overlap": True},
