@@ -27,6 +27,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from gradus.cache.usage import DiskUsage
 from gradus.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -62,6 +63,7 @@ class PrefixFolder:
     def __init__(self, path: Path, most_bytes: int) -> None:
         self.path, self.most_bytes = path, most_bytes
         self.written_bytes = self.damaged = 0
+        self._warned = False
         self.secret = secret_of(path)
         self._lock = _lock(path)
         self._files: dict[str, File] = {}
@@ -82,6 +84,28 @@ class PrefixFolder:
                 f"a page of this model, {page_bytes / 2**30:.3g} GiB, does not fit into prefix_dir_size "
                 f"{self.most_bytes / 2**30:.3g}: raise it"
             )
+
+    def warn_unsaved(self, error: OSError) -> None:
+        """Warn that a page could not be written: once, however often that happens."""
+        if not self._warned:
+            self._warned = True
+            log.warning(
+                "prefixes are not saved in %s: %s; tried again from time to time, without another warning",
+                self.path, error.strerror or error,
+            )  # fmt: skip
+
+    def usage(self, hit_positions: int, queued: int, lost: int) -> DiskUsage:
+        """Report what is here, and what its user counts (see `DiskUsage`)."""
+        return DiskUsage(
+            files=len(self),
+            bytes=self.bytes,
+            most_bytes=self.most_bytes,
+            hit_positions=hit_positions,
+            written_bytes=self.written_bytes,
+            queued=queued,
+            lost=lost,
+            damaged=self.damaged,
+        )
 
     def close(self) -> None:
         """Let another engine use the directory."""

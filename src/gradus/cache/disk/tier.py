@@ -82,7 +82,7 @@ class DiskTier(Tier):
         self._load: Reading | None = None
         self._period = 0  # begins anew when queued pages are lost
         self._resumes = 0.0
-        self._warned = self._closing = False
+        self._closing = False
         self._thread: threading.Thread | None = None
         self.hit_positions = self.lost = 0
 
@@ -278,23 +278,8 @@ class DiskTier(Tier):
             self._queue.clear()
             self._period += 1
             self._resumes = time.monotonic() + PAUSE_S
-        if not self._warned:
-            self._warned = True
-            log.warning(
-                "prefixes are not saved in %s: %s; tried again from time to time, without another warning",
-                self._folder.path, error.strerror or error,
-            )  # fmt: skip
+        self._folder.warn_unsaved(error)
 
     @property
     def disk_usage(self) -> DiskUsage:
-        folder = self._folder
-        return DiskUsage(
-            files=len(folder),
-            bytes=folder.bytes,
-            most_bytes=folder.most_bytes,
-            hit_positions=self.hit_positions,
-            written_bytes=folder.written_bytes,
-            queued=len(self._queue),
-            lost=self.lost,
-            damaged=folder.damaged,
-        )
+        return self._folder.usage(self.hit_positions, len(self._queue), self.lost)

@@ -66,7 +66,6 @@ class Files:
         self._used: dict[bytes, int] = {}  # by key: the order of its last use
         self._touches = 0.0  # when these are noted
         self._resumes = 0.0
-        self._warned = False
         self.hit_positions = self.lost = 0
 
     def __contains__(self, key: bytes) -> bool:
@@ -100,12 +99,7 @@ class Files:
     def _pause(self, error: OSError) -> None:
         """Write nothing for a while: what is queued is lost."""
         self._resumes = time.monotonic() + PAUSE_S
-        if not self._warned:
-            self._warned = True
-            log.warning(
-                "prefixes are not saved in %s: %s; tried again from time to time, without another warning",
-                self._folder.path, error.strerror or error,
-            )  # fmt: skip
+        self._folder.warn_unsaved(error)
 
     def written(self) -> list[int]:
         """Take the places that the writing thread is through with since the last call. Called before every step."""
@@ -158,14 +152,4 @@ class Files:
 
     @property
     def usage(self) -> DiskUsage:
-        folder = self._folder
-        return DiskUsage(
-            files=len(folder),
-            bytes=folder.bytes,
-            most_bytes=folder.most_bytes,
-            hit_positions=self.hit_positions,
-            written_bytes=folder.written_bytes,
-            queued=self.queued,
-            lost=self.lost,
-            damaged=folder.damaged,
-        )
+        return self._folder.usage(self.hit_positions, self.queued, self.lost)
