@@ -9,7 +9,7 @@ import torch
 from gradus import LLM
 from gradus.assembly.final import EngineConfig, build
 from gradus.attention.fp8_storage import Fp8Storage
-from gradus.attention.paged import PagedAttention, block_table_bytes
+from gradus.attention.paged import PagedAttention, block_table_bytes, block_tables
 from gradus.attention.storage import PagedStorage
 from gradus.cache.groups import layer_groups
 from gradus.cache.paged import PagedCache
@@ -243,7 +243,8 @@ def test_block_tables_have_room_for_the_engines_contexts_and_are_counted(context
     """Gemma 4 12B has 21 groups of layers: with 257 slots of 262,144 tokens their tables take 707 MB."""
     model = MIXED["wide full layers"]
     storage = PagedStorage(model, 8, 16, torch.float32, CPU)
-    tables = PagedAttention(model, storage, 9, context).tables
+    given = None if context is None else block_tables(storage, 9, context)
+    tables = PagedAttention(model, storage, 9, given).tables
     assert tables.nbytes == block_table_bytes(len(storage.groups), 9, context or model.context_length, 16)
     assert 700 * MB < block_table_bytes(len(layer_groups(SHAPES["gemma4-12b"])), 257, 262_144, 16) < 710 * MB
     long = plan(DeviceMemory(free=80 * MB), "gemma3-270m", max_sequences=8, memory_fraction=1.0)

@@ -7,6 +7,7 @@ import torch
 from gradus.assembly.heads import HeadsModule, heads_on_kernels, hidden_states
 from gradus.assembly.start_up import Reading, start_up
 from gradus.attention.graph_paged import GraphPagedAttention
+from gradus.attention.paged import block_tables
 from gradus.attention.storage import PagedStorage
 from gradus.config.options import EngineConfig
 from gradus.execution.drafting.draft_passes import DraftPasses
@@ -50,7 +51,8 @@ def gpu_runner(
     drafts. times: learns the cost of drafts. constraints: None in an engine that refuses structured requests.
     exchange: with the other ranks, which call this at the same time, if `model` is a rank's part."""
     count, context = config.max_sequences, config.limits.context_length
-    attention = GraphPagedAttention(model.config, storage, count + 1, context)  # the last slot is padding's
+    tables = block_tables(storage, count + 1, context)  # the last slot is padding's
+    attention = GraphPagedAttention(model.config, storage, count + 1, tables)
     sampler = KernelSampler(model.config.vocab_size, model.device, count, constraints)
     view, readings = fused(model) if exchange is None else fused_part(model, exchange), list[Reading]()
     drafter: Drafter | None = None

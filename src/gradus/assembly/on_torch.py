@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from gradus.assembly.heads import HeadsModule, heads_in_torch, hidden_states
-from gradus.attention.paged import PagedAttention
+from gradus.attention.paged import PagedAttention, block_tables
 from gradus.attention.storage import PagedStorage
 from gradus.config.options import EngineConfig
 from gradus.device.threads import use
@@ -46,7 +46,8 @@ def torch_runner(
     if config.activations == "int8" and not round_activations(model):
         raise ConfigError("activations int8 does nothing: no matrix of this model is in int4 or a .gguf file's blocks")
     context = config.limits.context_length
-    attention = PagedAttention(model.config, storage, count + 1, context)  # the last slot is padding's
+    tables = block_tables(storage, count + 1, context)  # the last slot is padding's
+    attention = PagedAttention(model.config, storage, count + 1, tables)
     sampler = Sampler(model.config.vocab_size, device, count + 1, constraints)
     history = History(count, context, torch.device("cpu"), whole=bool(config.speculate), on_host=True)
     heads = None if trained is None else HeadsModule(Path(config.heads or ""), trained, model)

@@ -36,15 +36,8 @@ class GraphPagedAttention(TritonPagedAttention):
     sizes: Sequence[int] = ()
     padded: int = 0
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        storage: PagedStorage,
-        slots: int,
-        context: int | None = None,
-        tables: Tensor | None = None,
-    ) -> None:
-        super().__init__(config, storage, slots, context, tables)
+    def __init__(self, config: ModelConfig, storage: PagedStorage, slots: int, tables: Tensor | None = None) -> None:
+        super().__init__(config, storage, slots, tables)
         self.padding = slots - 1
         # of the entries that decodes change in a step: seldom more than one per slot and group
         self._entries = Staging((1 + 2 * len(storage.groups) * slots,), torch.int64, self.device)

@@ -49,33 +49,31 @@ MOST_PADDED = 1 << 16
 
 
 def block_table_bytes(groups: int, slots: int, context: int, page_size: int) -> int:
-    """Bytes of the block tables that `PagedAttention` keeps."""
+    """Bytes of `block_tables`."""
     return groups * slots * -(-context // page_size) * torch.int64.itemsize
+
+
+def block_tables(storage: PagedStorage, slots: int, context: int) -> Tensor:
+    """Make block tables for `slots` sequences of up to `context` positions: int64 [groups, slots, pages of a context].
+
+    On a CPU a row takes memory once a sequence is long enough to write there.
+    """
+    return zeros((len(storage.groups), slots, -(-context // storage.page_size)), torch.int64, storage.keys.device)
 
 
 class PagedAttention:
     """Stores and attends by block tables, and keeps one on the device for each slot and layer group.
 
-    slots: the number of sequences that run at once. context: the most positions of each; None: the model's. tables:
-    another model's block tables to read instead, whose pages have the same numbers.
-
-    tables: int64 [groups, slots, pages of a context]. They change seldom (a decode enters a new page every page_size
-    steps), so a step sends only changes. On a CPU a row takes memory once a sequence is long enough to write there.
+    slots: the number of sequences that run at once. tables: `block_tables`, or another model's whose pages have the
+    same numbers; by default new ones for the model's whole context. They change seldom (a decode enters a new page
+    every page_size steps), so a step sends only changes.
     """
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        storage: PagedStorage,
-        slots: int,
-        context: int | None = None,
-        tables: Tensor | None = None,
-    ) -> None:
+    def __init__(self, config: ModelConfig, storage: PagedStorage, slots: int, tables: Tensor | None = None) -> None:
         self.config = config
         self.storage = storage
         self.device = storage.keys.device
-        shape = len(storage.groups), slots, -(-(context or config.context_length) // storage.page_size)
-        self.tables = zeros(shape, torch.int64, self.device) if tables is None else tables
+        self.tables = block_tables(storage, slots, config.context_length) if tables is None else tables
         self.lent = Lent(config)
         sparse = SparseDecodes.supports(storage)
         self.decodes: Decodes = SparseDecodes(config, storage) if sparse else GatheredDecodes(config, storage)

@@ -42,15 +42,8 @@ class TritonPagedAttention(PagedAttention):
         bool  # of this step: whether attention rotates and stores heads itself (`gradus.kernels.attention.new_token`)
     )
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        storage: PagedStorage,
-        slots: int,
-        context: int | None = None,
-        tables: Tensor | None = None,
-    ) -> None:
-        super().__init__(config, storage, slots, context, tables)
+    def __init__(self, config: ModelConfig, storage: PagedStorage, slots: int, tables: Tensor | None = None) -> None:
+        super().__init__(config, storage, slots, tables)
         able, self.processors = capability(self.device), multiprocessors(self.device)
         self.kinds = kinds_of(config, storage, self.processors, able)
         self.tiles = list(dict.fromkeys(tiles for tiles, _ in self.kinds))
