@@ -8,6 +8,7 @@ import json
 import resource
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import psutil
 import torch
@@ -48,8 +49,14 @@ def run(engine: Engine, tokens: int) -> None:
 
 
 def most_resident() -> int:
-    """The most bytes that this process has held so far. (Linux counts kilobytes, macOS bytes.)"""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    """The most bytes that this process has held so far.
+
+    On Linux, ru_maxrss begins with that of the process that started this one; on macOS it counts bytes.
+    """
+    status = Path("/proc/self/status")
+    if status.exists():
+        return int(status.read_text().split("VmHWM:")[1].split()[0]) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def main(what: str) -> None:

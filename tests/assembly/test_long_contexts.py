@@ -32,8 +32,7 @@ def test_an_engine_for_256_contexts_of_131072_tokens_takes_no_memory_for_them_be
     assert grown("build") < 24 * MIB
 
 
-@pytest.mark.stress  # next to other processes, memory is measured that is not the prompt's
-@pytest.mark.parametrize(("how", "rows"), [("chunks", 1024), ("whole", PROMPT)])
+@pytest.mark.parametrize(("how", "rows"), [pytest.param("chunks", 1024, marks=pytest.mark.stress), ("whole", PROMPT)])
 def test_a_prompt_of_32768_tokens_takes_its_keys_and_values_a_step_and_a_mask_of_bounded_size(how, rows):
     """Whole, its mask would have 2^30 entries: 5 GB."""
     config = shape(CONTEXT)
