@@ -7,6 +7,7 @@ on it, made from its own tokens, all tokens before it, and the salt.
 import zlib
 from collections.abc import Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import pytest
 import torch
@@ -28,9 +29,21 @@ CONFIG = SHAPES["tiny-llama"]
 A, B, C = ([first + i for i in range(12)] for first in (100, 200, 300))  # three whole pages each
 
 
+MEMORY: WeakKeyDictionary[Any, PageTensors] = WeakKeyDictionary()
+"""The tensors that each cache was given."""
+
+
 def cache_of(pages: int, host_pages: int) -> Any:
     storage = PageTensors(CONFIG, pages, PAGE, torch.float32, torch.device("cpu"))
-    return tiers.TieredCache(pages, PAGE, storage, host_pages)
+    cache = tiers.TieredCache(pages, PAGE, storage, host_pages)
+    MEMORY[cache] = storage
+    return cache
+
+
+def evict_all(cache: Any) -> None:
+    """Evict every page, where no sequence runs."""
+    while cache.tiers()[0]:
+        cache.evict()
 
 
 def number(tokens: Sequence[int], salt: object) -> float:
@@ -43,9 +56,10 @@ def begin(cache: Any, name: str, tokens: list[int], salt: object = None) -> int:
     found = cache.admit(name, tokens, salt)
     assert cache.reserve(name, len(tokens)), "the test leaves room for its sequences"
     cache.check()
+    storage = MEMORY[cache]
     for place, page in enumerate(cache.block_tables[name]):
         expected = number(tokens[: (place + 1) * PAGE], salt)
-        for layer in (*cache.storage.keys, *cache.storage.values):
+        for layer in (*storage.keys, *storage.values):
             if place >= found // PAGE:
                 layer[page] = expected
             there = layer[page].unique().tolist()
@@ -85,11 +99,11 @@ def test_of_a_page_that_is_found_below_all_is_as_it_was(phase):
 
 @of("p05")
 def test_what_moves_down_is_a_copy(phase):
-    cache = cache_of(pages=2, host_pages=2)
-    cache.storage.keys[1][2] = 5.0
-    kept = tiers.copy_out(cache.storage, 2)
-    cache.storage.keys[1][2] = 6.0
-    wanted = len(cache.storage.keys) + len(cache.storage.values)
+    storage = MEMORY[cache_of(pages=2, host_pages=2)]
+    storage.keys[1][2] = 5.0
+    kept = tiers.copy_out(storage, 2)
+    storage.keys[1][2] = 6.0
+    wanted = len(storage.keys) + len(storage.values)
     assert len(kept) == wanted, f"keys and values of each layer are {wanted} tensors; yours are {len(kept)}"
     (held,) = kept[1].unique().tolist()
     assert held == 5.0, f"the page held 5 when it was copied, and 6 was written to it after: 5; yours has {held:g}"
@@ -147,8 +161,7 @@ def test_a_hit_below_makes_a_page_the_most_recently_used(phase):
 def test_a_page_that_is_found_below_is_in_the_tree_again(phase):
     cache = cache_of(pages=8, host_pages=8)
     serve(cache, [*A, 1])
-    while cache.pool.idle:
-        cache.evict()
+    evict_all(cache)
     begin(cache, "first", [*A, 1])
     fetched = cache.fetched_positions
     begin(cache, "second", [*A, 2])
@@ -161,8 +174,7 @@ def test_a_page_that_is_found_below_is_in_the_tree_again(phase):
 def test_a_page_is_in_one_tier_at_a_time(phase):
     cache = cache_of(pages=8, host_pages=8)
     serve(cache, [*A, 1])
-    while cache.pool.idle:
-        cache.evict()
+    evict_all(cache)
     tree = len(cache.index.owners)
     assert (tree, len(cache.host)) == (0, 3), "three pages have moved down"
     serve(cache, A)  # the last token is always computed, and with it the third page
@@ -236,8 +248,7 @@ def test_no_more_is_fetched_than_the_pool_has_room_for(phase):
     """A running sequence holds four of the six pages, so two of a's three can come up."""
     cache = cache_of(pages=6, host_pages=8)
     serve(cache, [*A, 1])
-    while cache.pool.idle:
-        cache.evict()
+    evict_all(cache)
     begin(cache, "running", [*B, 1])
     found = cache.admit("a", [*A, 1], None)
     assert found == 8, f"two pages are left for a, and the third stays below: 8; yours finds {found}"
