@@ -212,5 +212,6 @@ def test_a_student_s_ranks_and_messages_are_shown(gradus, tmp_path):  # noqa: F8
 def test_what_these_pages_cannot_show_is_one_line(gradus, arguments, complaint, tmp_path, monkeypatch):  # noqa: F811
     monkeypatch.chdir(tmp_path)
     done = gradus("xray", *arguments)
-    assert done.code == 2 and complaint in done.err and done.err.count("\n") == 1
+    complaints = [line for line in done.err.splitlines() if not line.startswith("… ")]  # a slow host shows progress
+    assert done.code == 2 and len(complaints) == 1 and complaint in complaints[0]
     assert not list(tmp_path.iterdir())

@@ -79,16 +79,16 @@ def test_a_decode_compiled_for_an_h200_spills_nothing_and_leaves_room_for_four(h
     assert "cp.async" in found.assembly  # keys are on their way while others are worked on
 
 
-# most registers for as many to run at once as with 16 bits; where heads are turned, one fewer
-@pytest.mark.parametrize("head_dim, group, new, programs", first([(64, 4, 1, 3), (128, 2, 0, 4), (64, 4, 0, 4)]))
-def test_a_decode_over_8_bits_spills_nothing_and_takes_half_the_memory(head_dim, group, new, programs):
+# most words spilled: in the tile with the new token's turned heads, a few so that four programs still run at once
+@pytest.mark.parametrize("head_dim, group, new, spilled", first([(64, 4, 1, 8), (128, 2, 0, 0), (64, 4, 0, 0)]))
+def test_a_decode_over_8_bits_leaves_room_for_four_and_takes_half_the_memory(head_dim, group, new, spilled):
     launch = launches(head_dim, torch.bfloat16, group, eight_bits=True)[0]
-    found, wide = (compiled(head_dim, group, launch, tokens=1, new=new, fp8=fp8) for fp8 in (True, False))
-    assert found.spilled == 0
-    assert found.registers * launch.warps * 32 * programs <= 65536
+    found = compiled(head_dim, group, launch, tokens=1, new=new, fp8=True)
+    wide = compiled(head_dim, group, replace(launch, halves=False), tokens=1, new=new)
+    assert found.spilled <= spilled
+    assert found.registers * launch.warps * 32 * 4 <= 65536
     assert found.shared <= 0.7 * wide.shared
-    # numbers are widened in packed arithmetic, and come from shared memory as words, four or more at a time
-    assert "fma.rn.bf16x2" in found.assembly
+    # values come from shared memory as words, four or more at a time
     assert "ldmatrix.sync.aligned.m8n8.x4.trans" in found.assembly and "ld.shared.b8" not in found.assembly
     assert "cp.async" in found.assembly
     # scales too are on their way while others are worked on: 4 bytes to a thread, of keys and values, twice (the first

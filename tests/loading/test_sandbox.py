@@ -16,7 +16,8 @@ from gradus.text.tools.tool import MAX_TOOLS
 from tests.loading.hostile import HOSTILE
 from tests.text import templates
 
-MOST_SECONDS, MOST_GROWTH = 1.0, 100.0  # of CPU time, of MB
+# Of CPU time and of MB. On a crowded machine, 1 s of CPU time becomes almost 2 s.
+MOST_SECONDS, MOST_GROWTH = 3.0, 100.0
 
 MESSAGES = [
     {"role": "system", "content": "Be brief. Ünïcödé 👍 <b> & \"quotes\" 'too' {braces} 100%"},

@@ -123,7 +123,7 @@ def test_the_final_engine_serves_though_its_log_is_on_a_full_disk():
 
 DATES = {
     "cache/disk/folder.py": 1,  # files' own dates
-    "cache/host/tier.py": 1,  # dates that order pages in files
+    "cache/host/tier.py": 2,  # dates that order pages in files
     "cache/disk/tier.py": 1,  # dates that order pages on disk, also those of earlier servers
     "server/http/bodies.py": 1,  # the date of a line
     "server/http/model_routes.py": 1,  # "created" of a model
