@@ -1,13 +1,14 @@
 """Needles in a haystack: where they are, how answers are judged, and what keys and values of 8 bits change."""
 
 from dataclasses import replace
+from random import Random
 
 import pytest
 import torch
 
 from gradus.attention.whole import WholeSequence
 from gradus.bench.record.needle_tables import needle_parts, needle_rows, verdict
-from gradus.bench.statistics import wilson
+from gradus.bench.statistics import paired, wilson
 from gradus.bench.studies.needle import answer_all, is_found, read_all, stretched, tail_nll
 from gradus.bench.studies.needle_text import CITIES, DEPTHS, ROOM, Hay, Question
 from gradus.errors import ConfigError
@@ -168,7 +169,9 @@ def test_the_table_pairs_answers_and_the_verdict_counts_points():
     assert [cells[header.index("lost, gained")] for cells in rows] == ["", "2, 1"]
     assert rows[0][header.index("found (95 %)")] == "87.5 % (53 to 98)"
     assert rows[1][header.index("ratio")] == "1.1052"
-    assert verdict(found).endswith("missed at 32,768.")
+    assert "At 32,768 tokens: 12.5 points (95 %: -28.7 to 48.7), open, since 8 questions cannot tell 2" in verdict(
+        found
+    )
     about = {"hardware": {"processor": "A", "cores": "2"}, "model": "m", "dtype": "bfloat16", "text": "rain"}
     caption, table, said = needle_parts(about | found | {"depths": [*range(4)], "tail": 16, "commit": "c"}, "Here.")
     assert caption == (
@@ -176,8 +179,19 @@ def test_the_table_pairs_answers_and_the_verdict_counts_points():
         "tokens. Commit c. Here."
     )
     assert table == (header, rows) and said == verdict(found)
-    found["rows"][1] = row(32768, "fp8", plain)
-    assert verdict(found) == "The goal, at most 2 points lost at 32,768 tokens, is met."
+
+
+def test_the_goal_is_met_or_missed_where_the_whole_interval_says_so():
+    all_found, none_found = [[1] * 9] * 30, [[0] * 9] * 30
+    for fewer, judgment in ((all_found, "met"), (none_found, "missed")):
+        found = {"rows": [row(131072, "auto", all_found), row(131072, "fp8", fewer)]}
+        assert verdict(found).startswith("The goal is at most 2 points of needles lost. At 131,072 tokens: ")
+        assert verdict(found).endswith(f"), {judgment}.")
+    few = {"rows": [row(131072, "auto", [[1] * 9]), row(131072, "fp8", [[1] * 9])]}
+    assert (
+        "0.0 points (95 %: -17.8 to 17.8), open, since 9 questions cannot tell 2 points; about 710 would."
+        in verdict(few)
+    )
 
 
 def test_a_run_that_was_cut_off_is_compared_over_what_both_read():
@@ -185,7 +199,7 @@ def test_a_run_that_was_cut_off_is_compared_over_what_both_read():
     found = {"rows": [row(131072, "auto", plain), row(131072, "fp8", fewer)]}
     header, rows = needle_rows(found)
     assert rows[1][header.index("lost, gained")] == "0, 0"
-    assert verdict(found) == "The goal, at most 2 points lost at 131,072 tokens, is met."
+    assert "At 131,072 tokens, cut off after 1 of 2 haystacks: 0.0 points" in verdict(found)
     assert verdict({"rows": found["rows"][:1]}).endswith("were not measured.")
 
 
@@ -196,3 +210,19 @@ def test_an_interval_holds_at_the_ends():
     assert (low + high) / 2 == pytest.approx(0.5) and high - low == pytest.approx(0.1923, abs=1e-3)
     with pytest.raises(ValueError):
         wilson(0, 0)
+
+
+def test_the_interval_of_a_paired_difference_covers_it_as_often_as_it_says():
+    """Of pairs with known chances, drawn again and again, at most a twentieth or so have another difference."""
+    draw = Random("pairs")
+    for lose, gain, pairs in ((0.02, 0.02, 45), (0.15, 0.12, 45), (0.1, 0.02, 90)):
+        missed = 0
+        for _ in range(1000):
+            outcomes = [draw.random() for _ in range(pairs)]
+            lost, gained = sum(x < lose for x in outcomes), sum(lose <= x < lose + gain for x in outcomes)
+            low, high = paired(lost, gained, pairs)
+            missed += not low <= lose - gain <= high
+        assert missed < 65
+    assert paired(0, 0, 45)[1] > 0.02, "45 pairs that agree say little"
+    low, high = paired(3, 5, 100)
+    assert paired(5, 3, 100) == (-high, -low)

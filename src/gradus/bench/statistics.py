@@ -56,3 +56,15 @@ def wilson(hits: int, trials: int, deviations: float = 1.96) -> tuple[float, flo
     middle = share + each / 2
     spread = deviations * math.sqrt(share * (1 - share) / trials + each / (4 * trials))
     return max(0.0, (middle - spread) / (1 + each)), min(1.0, (middle + spread) / (1 + each))
+
+
+def paired(lost: int, gained: int, trials: int, deviations: float = 1.96) -> tuple[float, float]:
+    """The interval of (lost - gained) / trials, where each trial was made twice (Agresti and Min 2005).
+
+    lost: trials that succeeded only the first time; gained: only the second time. Half a trial is added to each of the
+    four outcomes, so that a few trials that agree do not look certain. Trials count as independent.
+    """
+    lost_share, gained_share = ((count + 1 / 2) / (trials + 2) for count in (lost, gained))
+    middle = lost_share - gained_share
+    spread = deviations * math.sqrt((lost_share + gained_share - middle**2) / (trials + 2))
+    return middle - spread, middle + spread

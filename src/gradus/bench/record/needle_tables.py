@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gradus.bench.record.study import Part
-from gradus.bench.statistics import wilson
+from gradus.bench.statistics import paired, significant, wilson
 
 NAMES = {"auto": "the model's type", "fp8": "`fp8`"}
 PLAIN, FEWER = "auto", "fp8"
@@ -38,7 +38,7 @@ def needle_rows(found: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
         low, high = wilson(sum(hits(row)), len(hits(row)))
         share = f"{100 * mean(hits(row)):.1f} % ({100 * low:.0f} to {100 * high:.0f})"
         first = row is against
-        pairs = list(zip(hits(against), hits(row), strict=False))
+        pairs = _pairs(against, row)
         rows.append([
             f"{row['length']:,}",
             row["rope"],
@@ -53,21 +53,35 @@ def needle_rows(found: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
 
 
 def verdict(found: dict[str, Any]) -> str:
-    """Say at which of the judged lengths the goal is met."""
-    all_hits = {(row["length"], row["kv_dtype"]): hits(row) for row in found["rows"]}
-    judged = [length for length in JUDGED if (length, FEWER) in all_hits]
+    """Say what was lost at the judged lengths, how sure that is, and whether it meets the goal."""
+    of = {(row["length"], row["kv_dtype"]): row for row in found["rows"]}
+    judged = [length for length in JUDGED if (length, FEWER) in of]
     if not judged:
         return f"The lengths that are judged, {' and '.join(f'{length:,}' for length in JUDGED)}, were not measured."
-    lost = {length: _points_lost(all_hits[length, PLAIN], all_hits[length, FEWER]) for length in judged}
-    missed = [length for length in judged if lost[length] > MUST_LOSE]
-    where = " and ".join(f"{length:,}" for length in judged)
-    goal = f"The goal, at most {MUST_LOSE:g} points lost at {where} tokens, is"
-    return f"{goal} met." if not missed else f"{goal} missed at {' and '.join(f'{length:,}' for length in missed)}."
+    said = [_judged(length, of[length, PLAIN], of[length, FEWER]) for length in judged]
+    return f"The goal is at most {MUST_LOSE:g} points of needles lost. {' '.join(said)}"
 
 
-def _points_lost(plain: list[int], fewer: list[int]) -> float:
-    """Points of needles found that are lost, over the questions that both were asked."""
-    return 100 * (mean(plain[: len(fewer)]) - mean(fewer))
+def _judged(length: int, plain: dict[str, Any], fewer: dict[str, Any]) -> str:
+    """One length's loss in points, its interval, and what follows."""
+    pairs = _pairs(plain, fewer)
+    lost, gained = pairs.count((1, 0)), pairs.count((0, 1))
+    low, high = (100 * end for end in paired(lost, gained, len(pairs)))
+    points = 100 * (lost - gained) / len(pairs)
+    if low <= MUST_LOSE < high:
+        # an interval narrows with the root of its questions
+        needed = significant(len(pairs) * ((high - low) / 2 / MUST_LOSE) ** 2, 2)
+        judgment = f"open, since {len(pairs)} questions cannot tell {MUST_LOSE:g} points; about {needed:,.0f} would"
+    else:
+        judgment = "met" if high <= MUST_LOSE else "missed"
+    read, all_of = len(fewer["found"]), len(plain["found"])
+    part = "" if read == all_of else f", cut off after {read} of {all_of} haystacks"
+    return f"At {length:,} tokens{part}: {points:.1f} points (95 %: {low:.1f} to {high:.1f}), {judgment}."
+
+
+def _pairs(plain: dict[str, Any], fewer: dict[str, Any]) -> list[tuple[int, int]]:
+    """Both formats' answers to the questions that both were asked."""
+    return list(zip(hits(plain), hits(fewer), strict=False))
 
 
 def hits(row: dict[str, Any]) -> list[int]:
