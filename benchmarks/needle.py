@@ -28,7 +28,7 @@ import msgspec
 
 from gradus.bench.contenders.carried import Cut, pack, unpack
 from gradus.bench.measure.fingerprint import commit
-from gradus.bench.record.needle_tables import needle_rows
+from gradus.bench.record.needle_tables import needle_rows, verdict
 from gradus.bench.report import markdown
 from gradus.bench.run.script import ran
 from gradus.bench.studies.needle import FORMATS, Reading, read_all, recorded, stretched
@@ -62,8 +62,9 @@ class Study(msgspec.Struct):
 
 
 def study_of(checkpoint: Checkpoint, asked: argparse.Namespace) -> Study:
-    assert checkpoint.tokenizer is not None
-    text = asked.text.read_text(encoding="utf-8") if asked.text else novel()
+    if checkpoint.tokenizer is None:
+        raise ConfigError(f"{checkpoint.name}: has no tokenizer: name a model that reads text")
+    text = read_text(asked.text) if asked.text else novel()
     hay = Hay.of(asked.text.name if asked.text else "Emma", text, checkpoint.tokenizer)
     tail = {"tail": QUICK_TAIL} if asked.quick else {}
     haystacks = [
@@ -84,14 +85,21 @@ def some_of(study: Study, asked: argparse.Namespace) -> Study:
     return msgspec.structs.replace(study, haystacks=[each for some in of_length for each in some[: asked.haystacks]])
 
 
+def read_text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(f"--text {file}: {error}: name a file of plain UTF-8") from error
+
+
 def novel() -> str:
     """Fetch the text. Raises CheckpointError without npm or its registry."""
     with TemporaryDirectory(prefix="gradus-needle-") as folder:
         tarball = npm_download(BOOKS, VERSION, Path(folder), lambda _: None)
         with tarfile.open(tarball) as archive:
-            found = archive.extractfile(BOOK)
+            found = archive.extractfile(BOOK) if BOOK in archive.getnames() else None
             if found is None:
-                raise CheckpointError(f"{BOOKS}@{VERSION}: has no {BOOK}")
+                raise CheckpointError(f"{BOOKS}@{VERSION}: has no {BOOK}: give a text of your own by --text")
             return found.read().decode()
 
 
@@ -167,7 +175,7 @@ def read(
             asked.out.write_text(json.dumps(found, separators=(",", ":")) + "\n", encoding="utf-8")
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model")
     parser.add_argument("--device", default="auto")
@@ -181,17 +189,23 @@ def main() -> None:
     parser.add_argument("--commit", help="the commit measured, where git cannot tell")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--quick", action="store_true")
-    asked = parser.parse_args()
-    if asked.quick:
-        asked.text, asked.haystacks = asked.text or QUICK_TEXT, min(asked.haystacks, 2)
-    asked.model = asked.model or (QUICK_MODEL if asked.quick else MODEL)
+    asked = parser.parse_args(arguments)
+    if asked.haystacks < 1:
+        parser.error(f"--haystacks must be at least 1, got {asked.haystacks}")
+    if asked.carried and (asked.model or asked.text or asked.pack):
+        parser.error("--carried has its own model and text: leave out --model, --text and --pack")
+    if asked.out:
+        asked.out.parent.mkdir(parents=True, exist_ok=True)
+    asked.lengths = sorted({*(asked.lengths or ())})  # none counts twice
     if asked.carried:
         with TemporaryDirectory(prefix="gradus-needle-") as folder:
-            packed = unpack([*asked.carried.glob("*.part*")], Path(folder))
+            checkpoint, packed = unpack(asked.carried, Path(folder))
             study = some_of(msgspec.msgpack.decode(packed, type=Study), asked)
-            return show(measure(replace(open_checkpoint(folder), name=asked.model), study, asked))
+            return show(measure(checkpoint, study, asked))
+    if asked.quick:
+        asked.text, asked.haystacks = asked.text or QUICK_TEXT, min(asked.haystacks, 2)
     asked.lengths = asked.lengths or (QUICK_LENGTHS if asked.quick else LENGTHS)
-    checkpoint = open_checkpoint(asked.model)
+    checkpoint = open_checkpoint(asked.model or (QUICK_MODEL if asked.quick else MODEL))
     study = study_of(checkpoint, asked)
     if not asked.pack:
         return show(measure(checkpoint, study, asked))
@@ -201,7 +215,7 @@ def main() -> None:
 
 
 def show(found: dict[str, Any]) -> None:
-    print(markdown(*needle_rows(found)))
+    print(markdown(*needle_rows(found)), verdict(found), sep="\n\n")
 
 
 if __name__ == "__main__":

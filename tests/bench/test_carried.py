@@ -43,8 +43,8 @@ def logits(checkpoint, ids):
 
 def test_joined_parts_compute_the_same_logits_for_the_tokens_that_are_left(checkpoint, parts, tmp_path):
     assert len(parts) > 1 and all(part.stat().st_size <= PART_BYTES for part in parts)
-    assert unpack(parts[::-1], tmp_path / "joined") == STUDY
-    joined = open_checkpoint(str(tmp_path / "joined"))
+    joined, study = unpack(parts[0].parent, tmp_path / "joined")
+    assert (joined.name, study) == (checkpoint.name, STUDY)
     cut = Cut.of(USED, checkpoint.config.vocab_size)
     new = cut.renumbering()
     assert joined.config.vocab_size == len(cut.kept) < checkpoint.config.vocab_size
@@ -59,12 +59,21 @@ def test_a_cut_keeps_what_is_used_in_order_and_fills_whole_rows():
     assert Cut.of(range(5), 100).kept == tuple(range(100))  # no more than there are
 
 
-def test_a_missing_part_is_one_line(parts, tmp_path):
-    with pytest.raises(CheckpointError, match="carry all of them"):
-        unpack(parts[:-1], tmp_path / "joined")
-    with pytest.raises(CheckpointError, match="has no parts"):
-        unpack([], tmp_path / "joined")
+def test_a_missing_part_is_one_line_that_names_the_folder_of_the_parts(parts, tmp_path):
+    carried = parts[0].parent
+    parts[-1].unlink()
+    with pytest.raises(CheckpointError, match=rf"^{carried}: .*carry all of them"):
+        unpack(carried, tmp_path / "joined")
+    with pytest.raises(CheckpointError, match=rf"^{tmp_path}: has no carried.part\*"):
+        unpack(tmp_path, tmp_path / "joined")
     assert parts[1].name == PART.format(1)
+
+
+def test_parts_of_an_earlier_study_are_not_joined_to_a_smaller_one(checkpoint, parts, tmp_path):
+    cut = Cut.of(USED, checkpoint.config.vocab_size)
+    whole = pack(checkpoint, cut, b"another", parts[0].parent, 1 << 30)
+    assert len(whole) == 1 < len(parts)
+    assert unpack(parts[0].parent, tmp_path / "joined")[1] == b"another"
 
 
 def test_only_a_file_of_blocks_is_carried(tmp_path):

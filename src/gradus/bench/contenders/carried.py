@@ -7,22 +7,22 @@ nothing is rounded. There it is widened to bfloat16, and `open_checkpoint` reads
 """
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from gradus.errors import CheckpointError, ConfigError
-from gradus.loading import Checkpoint
+from gradus.loading import Checkpoint, open_checkpoint
 from gradus.models.families.records import write_config
 from gradus.quantization.gguf import FORMATS
 
-JOINED, PART = "carried.safetensors", "carried.part{:02d}"
+JOINED, PART, PARTS = "carried.safetensors", "carried.part{:03d}", "carried.part*"
 STUDY = "study"
 ROWS = 128
 """Vocabularies are padded to a multiple, with tokens that no text here has."""
@@ -74,6 +74,8 @@ def pack(checkpoint: Checkpoint, cut: Cut, study: bytes, folder: Path, part_byte
     )
     about = {"name": checkpoint.name, "config": write_config(config), "formats": formats}
     folder.mkdir(parents=True, exist_ok=True)
+    for earlier in folder.glob(PARTS):  # of another study, in more parts
+        earlier.unlink()
     whole = folder / JOINED
     save_file(tensors, whole, metadata={"about": json.dumps(about)})
     parts = split(whole, part_bytes)
@@ -91,30 +93,34 @@ def split(file: Path, part_bytes: int) -> list[Path]:
     return parts
 
 
-def unpack(parts: Sequence[Path], folder: Path) -> bytes:
-    """Join parts, in order, and write a folder that `open_checkpoint` reads, in bfloat16. Returns the study.
+def unpack(source: Path, folder: Path) -> tuple[Checkpoint, bytes]:
+    """Join the parts in `source`, and write the model to `folder`, in bfloat16. Returns it, under the name that it was
+    packed from, and the study.
 
     Raises CheckpointError if parts are missing.
     """
+    parts = sorted(source.glob(PARTS))
     if not parts:
-        raise CheckpointError(f"{folder}: has no parts: name the folder that they were carried to")
+        raise CheckpointError(f"{source}: has no {PARTS}: name the folder that the parts were carried to")
     folder.mkdir(parents=True, exist_ok=True)
     joined = folder / JOINED
     with joined.open("wb") as whole:
-        for part in sorted(parts):
+        for part in parts:
             whole.write(part.read_bytes())
     try:
         with safe_open(joined, "pt") as opened:
             about = json.loads(opened.metadata()["about"])
         tensors = load_file(joined)
-    except Exception as error:  # the library's own type, which it does not export
-        raise CheckpointError(f"{joined}: parts do not join to a whole file ({error}): carry all of them") from error
+    except SafetensorError as error:
+        raise CheckpointError(
+            f"{source}: the parts do not join to a whole file ({error}): carry all of them"
+        ) from error
     study, formats = tensors.pop(STUDY), about["formats"]
     wide = {name: widened(value, formats.get(name)).bfloat16() for name, value in tensors.items()}
     save_file(wide, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(about["config"], indent=1))
     joined.unlink()
-    return study.numpy().tobytes()
+    return replace(open_checkpoint(str(folder)), name=about["name"]), study.numpy().tobytes()
 
 
 def widened(value: Tensor, name: str | None) -> Tensor:
