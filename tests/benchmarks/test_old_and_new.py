@@ -69,6 +69,34 @@ def test_a_block_that_failed_leaves_no_ratio():
     assert "new_over_old" not in found and "old_tok_s" not in found
 
 
+def raced(monkeypatch, tmp_path, *blocks) -> tuple[int, dict]:
+    """Run main over blocks that have ended: (name, what was found, why it is incomplete)."""
+    here, out = str(old_and_new.Path(old_and_new.__file__).parents[1]), tmp_path / "found.json"
+    monkeypatch.setattr(old_and_new, "in_turns", lambda sides, asked, log: iter(blocks))
+    arguments = ["--old", here, "--quick", "--device", "cpu", "--only", "batch 64", "--out", str(out)]
+    return old_and_new.main(arguments), json.loads(out.read_text())
+
+
+def test_a_block_that_did_not_end_well_fails_the_race_though_the_others_were_fast(monkeypatch, tmp_path):
+    good = {"cases": {"batch 64": {"samples": [sample(1.0)]}}}
+    bad = {"cases": {"batch 64": {"samples": [], "failed": "no memory"}}}
+    ended = [("0-new", good, None), ("1-old", good, None), ("2-new", good, None)]
+    assert raced(monkeypatch, tmp_path, *ended)[0] == 0
+    for last, reason in (({}, "not done after 200 s"), (bad, None)):
+        code, found = raced(monkeypatch, tmp_path, *ended[:2], ("2-new", last, reason))
+        assert code == 1 and found["rows"][0]["new_over_old"] == 1.0
+        assert found["failed"] == [f"tiny-llama, 2-new: {reason or 'batch 64: no memory'}"]
+
+
+def test_a_checkout_that_is_not_there_is_refused_instead_of_racing_this_one_with_itself(tmp_path):
+    with pytest.raises(ConfigError, match=f"^{tmp_path}/src: has no package gradus"):
+        old_and_new.main(["--old", str(tmp_path), "--quick", "--out", str(tmp_path / "found.json")])
+
+
+def test_repeats_count_for_long_contexts_too():
+    assert old_and_new.long("llama-3.2-1b", asked(repeats=7)).asked["repeats"] == 7
+
+
 @pytest.mark.stress
 def test_a_rehearsal_races_this_checkout_with_itself(tmp_path):
     here, out = str(old_and_new.Path(old_and_new.__file__).parents[1]), tmp_path / "found.json"

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gradus.bench.workloads import Arrival
+from gradus.errors import ConfigError
 
 VLLM_SECONDS = 300  # a block's limit; it compiles first
 
@@ -39,8 +40,10 @@ def gradus(seconds: int, source: Path | None = None) -> Side:
     """Our engine. source: another checkout's src; None is this one's.
 
     The block's script is always this checkout's, so that both checkouts are measured by the same meter. -P: it must
-    not find its neighbors as modules.
+    not find its neighbors as modules. Raises ConfigError if `source` has no engine: Python would go on to this one's.
     """
+    if source is not None and not (source / "gradus" / "__init__.py").exists():
+        raise ConfigError(f"{source}: has no package gradus: name the folder of a checkout")
     path = [] if source is None else [str(source.resolve()), os.environ.get("PYTHONPATH", "")]
     environment = {"PYTHONPATH": os.pathsep.join(path)} if path else {}
     return Side([sys.executable, "-P", str(Path(__file__).with_name("block.py"))], seconds, environment)
