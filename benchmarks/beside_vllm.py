@@ -6,7 +6,8 @@ DIR holds the unpacked vLLM: DIR/site (vLLM itself), DIR/deps, and DIR/stubs for
 engine runs in a separate process, because both need most of the memory; OUT/logs has their output. Results are written
 after each block. If vLLM fails, our samples and its reason are kept. `--cases sampling` measures the cost of sampling
 parameters instead, `--cases int4` and others the gain of fewer bits: as separate runs of the same model. `--cases
-long` measures long contexts, `--only` a few of them, by their labels in the table that ends the script's output:
+long` measures long contexts, `--only` a few of them, by their labels in the table that ends the script's output. A run
+replaces the one that OUT has of the same model and cases; `--only` is refused where others would be lost:
 
     … --model llama-3.1-8b --cases long --only 32,000 120,000 "8 agents"
 
@@ -67,8 +68,9 @@ class Comparison:
     vllm_block: Path = VLLM_BLOCK
 
     def measure(self) -> Run:
-        """Measure all blocks. Raises ConfigError if our first one has no results."""
+        """Measure all blocks. Raises ConfigError if our first one has no results, or if other cases would be lost."""
         cases = self.cases
+        self._spare_other_cases()
         first, second = OUR_BLOCKS
         theirs = vllm(self.vllm, str(self.vllm_block.resolve()))
         sides = {first: gradus(BLOCK_SECONDS), THEIR_BLOCK: theirs}
@@ -96,6 +98,15 @@ class Comparison:
         if unknown := [label for label in self.only if label not in labels]:
             raise ConfigError(f"only must be among {', '.join(map(repr, sorted(labels)))}, got {unknown[0]!r}")
         return [case for case in cases if not self.only or case.label in self.only]
+
+    def _spare_other_cases(self) -> None:
+        """Raise ConfigError if `only` leaves out cases that OUT has: the run would replace theirs."""
+        asked = {(case.table, case.label) for case in self.cases}
+        for file in self.out.glob(f"*/{beside.NAME}/{results.FILE}") if self.only else ():
+            run = results.read(file).run(f"random:{self.shape}", self.dtype, self.group)
+            others = [cell.row for cell in (run.cells if run else ()) if (cell.table, cell.row) not in asked]
+            if others:
+                raise ConfigError(f"{file}: this run would replace {', '.join(others)}: give another --out")
 
     @property
     def ours(self) -> str:

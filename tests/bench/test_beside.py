@@ -381,6 +381,13 @@ def test_only_some_cases_are_asked_for_and_what_warms_them_up_follows_from_that(
         asked("batch 1")
 
 
+def test_some_cases_do_not_replace_the_others_of_an_earlier_run(driver, cases, tmp_path):
+    out = tmp_path / "out"
+    results.update(out, "h200", beside.NAME, replace(made(LONG).runs[0], dtype="float32"))
+    with pytest.raises(driver.ConfigError, match=r"h200/beside-vllm/results\.json: .* 64,000, .*: give another --out"):
+        comparison(driver, tmp_path, group=LONG, only=("8,000", "32,000")).measure()
+
+
 def test_no_new_long_prompt_begins_like_one_of_another_case():
     cases = [case for case in cases_of("llama-3.2-1b", LONG) if case.new_prompts or "hit" not in case.label]
     firsts = [case.workload.arrivals(128_256)[0].prompt for case in cases if case.label != "8 at 32,000"]
@@ -495,6 +502,14 @@ def test_sampling_parameters_have_a_table_of_their_own_judged_by_the_ratio(cases
     found.runs[1].cells[0].entries[0].skipped = "no memory"
     assert beside.skipped(found, SAMPLING) == ["tiny-llama-sampling-1, plain: vLLM was not measured: no memory."]
     assert beside.skipped(found) == beside.skipped(made())
+
+
+def test_a_run_of_ours_alone_says_so(cases):
+    found = made(LONG)
+    assert not any("without vLLM" in line for line in beside.skipped(found, LONG))
+    for cell in found.runs[0].cells:
+        cell.entries = [entry for entry in cell.entries if not entry.contender.startswith(THEIRS)]
+    assert beside.skipped(found, LONG) == ["random:tiny-llama, long, bfloat16: measured without vLLM."]
 
 
 def test_an_aim_that_names_a_share_of_the_floor_wants_both():

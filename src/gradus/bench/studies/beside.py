@@ -469,8 +469,13 @@ TO_BEST, BEST = "to its best", "vLLM's best"
 
 
 def skipped(found: Results, section: str = "") -> list[str]:
-    """One line per workload of a section that an engine could not run."""
-    return [
+    """One line per run of a section without vLLM, and per workload that an engine could not run."""
+    alone = [
+        f"{run.title}: measured without vLLM."
+        for run in runs_of(found, section)
+        if not any(cell.entry(THEIRS) for cell in run.cells)
+    ]
+    return alone + [
         f"{cell.table}, {cell.row}: "
         f"{'vLLM' if entry.contender.startswith(THEIRS) else 'Gradus'} was not measured: {entry.skipped}."
         for run in runs_of(found, section)
