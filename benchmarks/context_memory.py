@@ -27,7 +27,7 @@ import torch
 
 from gradus.attention.fp8_storage import Fp8Storage
 from gradus.attention.storage import PagedStorage
-from gradus.bench.measure.fingerprint import fingerprint
+from gradus.bench.measure.fingerprint import commit, fingerprint
 from gradus.bench.report import markdown
 from gradus.bench.run.script import ran
 from gradus.cli.families import CONTEXTS
@@ -61,7 +61,7 @@ def main() -> int:
     engine = _engine("tiny-llama" if asked.quick else asked.engine, device, sequences=8 if asked.quick else 256)
     print(json.dumps(engine, indent=2))
     asked.out.parent.mkdir(parents=True, exist_ok=True)
-    content = {"hardware": fingerprint(device, quick=asked.quick), "pages": pages, "engine": engine}
+    content = {"commit": commit()} | fingerprint(device, quick=asked.quick) | {"pages": pages, "engine": engine}
     asked.out.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     return 0
 

@@ -12,7 +12,8 @@ For each model, with random weights, all parts or those named after a colon, wit
 - correct: whether greedy answers are the same after their prefixes were evicted by other prompts and came back, with
   the cache in bfloat16 and in fp8.
 
-The first part's engine is the third's too, as engines take most of the time. --profile prints, after the samples, which
+The first part's engine is the third's too, as engines take most of the time. Results are written after each model. The
+script fails if answers differ. --profile prints, after the samples, which
 functions of the host a first token and a turn of the throughput spend their time in.
 
 --quick runs all of it on a CPU with a tiny model, where a copy is done when its call returns: it shows that the script
@@ -39,10 +40,12 @@ import torch
 
 from gradus import LLM, SamplingParams
 from gradus.assembly import prefixes
+from gradus.bench.measure.fingerprint import commit
 from gradus.bench.run.script import ran
 from gradus.cache.host import tier
 from gradus.cache.host.tier import HostTier
 from gradus.cache.paged import PagedCache
+from gradus.models.precision import resolve_device
 
 FIRST = SamplingParams(max_tokens=1, ignore_eos=True)
 REPEATS = 5
@@ -257,28 +260,32 @@ class Clock:
         self.seconds[step], self._last = round(now - self._last, 1), now
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default="llama-3.2-1b,llama-3.1-8b:first_token")
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--quick", action="store_true")
-    given = parser.parse_args()
+    given = parser.parse_args(arguments)
     device, sizes = ("cpu", QUICK) if given.quick else ("cuda", Sizes())
     models = ["tiny-llama"] if given.quick else given.models.split(",")
     named = [model.partition(":") for model in models]
     asked = [(model, parts.split("+") if parts else PARTS) for model, _, parts in named]
     if unknown := {part for _, parts in asked for part in parts}.difference(PARTS):
         parser.error(f"--models: unknown parts {', '.join(sorted(unknown))}: name any of {', '.join(PARTS)}")
-    found: dict[str, Any] = {"torch": torch.__version__, "rows": []}
+    resolve_device(device)  # says in one line if there is no GPU
+    found: dict[str, Any] = {"commit": commit(), "torch": torch.__version__, "rows": []}
     found["device"] = "cpu" if given.quick else torch.cuda.get_device_name()
     with allowed_on(device):
         for model, parts in asked:
             row = measured(model, parts, sizes, device, given.profile)
             print(json.dumps(row), flush=True)
             found["rows"].append(row)
-    if given.out:
-        given.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+            if given.out:
+                given.out.parent.mkdir(parents=True, exist_ok=True)
+                given.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    answers = [kept["same"] for row in found["rows"] for kept in row.get("correct", {}).values()]
+    return 0 if all(answers) else 1
 
 
 if __name__ == "__main__":

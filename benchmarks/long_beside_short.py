@@ -266,9 +266,10 @@ def table(found: Sequence[dict[str, Any]]) -> str:
     for each in found:
         for row in each["rows"]:
             before, beside, times = row["before"], row["beside"], row["tpot_ratio"]
+            read = "" if row["long_ttft_s"] else "over "  # it was cancelled
             lines.append(
                 f"| {each['shape']}, {row['way']} | {before['tpot_ms']['p50']:.2f} ms | {times['p50']:.4g} ×, "
-                f"{times['p99']:.4g} × | {beside['gap_ms']['p99']:.0f} ms | {row['long_seconds']:.1f}, "
+                f"{times['p99']:.4g} × | {beside['gap_ms']['p99']:.0f} ms | {read}{row['long_seconds']:.1f}, "
                 f"{row['long_alone_s']:.1f} s | {row['chunks']} |"
             )
     return "\n".join(lines)

@@ -40,6 +40,12 @@ def test_a_small_simulation_reads_the_prompt_and_slows_the_others_as_promised(tm
     assert row["long_ttft_s"] > 2 * row["long_alone_s"]
 
 
+def test_a_prompt_that_was_cancelled_is_not_shown_as_read():
+    found_there = found("long_beside_short_roofline.json")["shapes"][:1]
+    row = found_there[0]["rows"][0] | {"long_ttft_s": None, "long_seconds": 45.0}
+    assert "| over 45.0, 1.5 s |" in long_beside_short.table([found_there[0] | {"rows": [row]}])
+
+
 def test_times_per_token_count_the_tokens_between_two_moments():
     times = {"a": [float(number) for number in range(100)], "b": [0.0, 200.0]}
     made = long_beside_short.phase(times, 10.0, 90.0)

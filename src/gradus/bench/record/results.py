@@ -22,7 +22,7 @@ from gradus.errors import ConfigError
 
 SCHEMA = 1
 MAX_BYTES = 256_000
-MAX_ALL_BYTES = 9 << 19
+MAX_ALL_BYTES = 9 << 19  # 4.5 MiB
 FILE = "results.json"
 
 
