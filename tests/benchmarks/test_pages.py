@@ -71,6 +71,31 @@ def test_what_longer_steps_gain_a_prompt_alone():
     assert "one of 120,000 at 53,000 and 51,800" in page("design/p06.md")
 
 
+STEPS = ("8 x 8192", "1 x 8192", "4 x 2048", "1 x 2048", "16 x 512", "8192 at 24576", "8192 at 114688", "1536 at 98464")
+KERNELS = {"paged_attention": "the kernel of every GPU", "hopper_attention": "`hopper_attention`"}
+
+
+def test_how_fast_each_kernel_reads_long_prompts():
+    rows = found("answered/prompt_attention.json")["rows"]
+    rates = {(row["head_dim"], row["kernel"], row["step"], row["window"]): row["tflops"] for row in rows}
+    text = page("design/p09.md").replace("**", "")
+    for width in (64, 128, 256):
+        for kernel, name in KERNELS.items():
+            cells = " | ".join(f"{rates[width, kernel, step, None]:.0f}" for step in STEPS)
+            assert f"| {width}, {name} | {cells} |" in text
+    gains = {
+        width: [
+            rates[width, "hopper_attention", step, 4096] / rates[width, "paged_attention", step, 4096]
+            for step in STEPS
+            if "8192" in step
+        ]
+        for width in (64, 128, 256)
+    }
+    most, least = max(gains[64] + gains[128]), min(gains[64] + gains[128])
+    assert f"{least:.1f} to {most:.2g} times as fast from 8,192 tokens on with 64 and 128 dimensions" in text
+    assert f"{min(gains[256]):.1f} to {max(gains[256]):.1f} times with 256" in text
+
+
 def test_what_products_in_float16_gain_decodes_in_8_bits():
     shipped = "128 keys, 4 warps, 2 stages, live 4, halves, ahead"
     by_step: dict[str, list[str]] = {}
