@@ -169,7 +169,7 @@ def test_the_table_pairs_answers_and_the_verdict_counts_points():
     assert [cells[header.index("lost, gained")] for cells in rows] == ["", "2, 1"]
     assert rows[0][header.index("found (95 %)")] == "87.5 % (53 to 98)"
     assert rows[1][header.index("ratio")] == "1.1052"
-    assert "At 32,768 tokens: 12.5 points (95 %: -28.7 to 48.7), open, since 8 questions cannot tell 2" in verdict(
+    assert "At 32,768 tokens: 12.5 points (95 %: -28.7 to 48.7), open, since 8 questions cannot show 2" in verdict(
         found
     )
     about = {"hardware": {"processor": "A", "cores": "2"}, "model": "m", "dtype": "bfloat16", "text": "rain"}
@@ -189,7 +189,7 @@ def test_the_goal_is_met_or_missed_where_the_whole_interval_says_so():
         assert verdict(found).endswith(f"), {judgment}.")
     few = {"rows": [row(131072, "auto", [[1] * 9]), row(131072, "fp8", [[1] * 9])]}
     assert (
-        "0.0 points (95 %: -17.8 to 17.8), open, since 9 questions cannot tell 2 points; about 710 would."
+        "0.0 points (95 %: -17.8 to 17.8), open, since 9 questions cannot show 2 points; about 710 would."
         in verdict(few)
     )
 
@@ -213,7 +213,7 @@ def test_an_interval_holds_at_the_ends():
 
 
 def test_the_interval_of_a_paired_difference_covers_it_as_often_as_it_says():
-    """Of pairs with known chances, drawn again and again, at most a twentieth or so have another difference."""
+    """Draw pairs with known chances again and again: the difference is outside about one interval in twenty."""
     draw = Random("pairs")
     for lose, gain, pairs in ((0.02, 0.02, 45), (0.15, 0.12, 45), (0.1, 0.02, 90)):
         missed = 0

@@ -71,7 +71,7 @@ def _judged(length: int, plain: dict[str, Any], fewer: dict[str, Any]) -> str:
     if low <= MUST_LOSE < high:
         # an interval narrows with the root of its questions
         needed = significant(len(pairs) * ((high - low) / 2 / MUST_LOSE) ** 2, 2)
-        judgment = f"open, since {len(pairs)} questions cannot tell {MUST_LOSE:g} points; about {needed:,.0f} would"
+        judgment = f"open, since {len(pairs)} questions cannot show {MUST_LOSE:g} points; about {needed:,.0f} would"
     else:
         judgment = "met" if high <= MUST_LOSE else "missed"
     read, all_of = len(fewer["found"]), len(plain["found"])

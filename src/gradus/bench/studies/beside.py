@@ -2,8 +2,8 @@
 
 benchmarks/beside_vllm.py measures what is declared here. Two engines that each need the GPU's memory take turns as
 processes: Gradus, vLLM and Gradus again, so that drift shows as a difference between the first and the last. Each
-process warms up with every full workload, then runs it several times. Sampling parameters are a group of their own,
-measured separately and shown in a separate table. No torch here.
+process warms up, as a rule with every full workload, then runs it several times. Sampling parameters are a group of
+their own, measured separately and shown in a separate table. No torch here.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -414,9 +414,10 @@ HOW_LONG_CONTEXTS_ARE_MEASURED = (
     "checks included. An agent's session has ten turns: each sends the conversation so far, with the tokens that this "
     "engine generated, and 1,500 new ones, as soon as the turn before has ended. Its seconds count from the first turn "
     "of all sessions to the last. Both have 16,384 tokens per step, their defaults through `LLM` on such a GPU; where "
-    "prompts are computed, vLLM also has 8,192, a server's default, and its better median counts. A case runs up to "
-    "{repeats} times, and not again once its runs took {enough:g} s together. *Unit* is what both columns show: rates, "
-    "or times, where less is better; *ratio* is always how many times as fast ours is."
+    "prompts are computed, vLLM also has 8,192, a server's default, and its better median counts. Sessions are warmed "
+    "up with two turns, prompts alone not again where one of their length has run. A case runs up to {repeats} times, "
+    "and not again once its runs took {enough:g} s together. *Unit* is what both columns show: rates, or times, where "
+    "less is better; *ratio* is always how many times as fast ours is."
 )
 HOW_SECTIONS_ARE_MEASURED = {
     LONG: HOW_LONG_CONTEXTS_ARE_MEASURED.format(repeats=REPEATS, enough=GROUPS[LONG].enough_s),
