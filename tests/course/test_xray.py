@@ -264,6 +264,17 @@ def test_host_pages_are_for_p05_alone(gradus, tmp_path):  # noqa: F811
     assert done.code == 2 and "--host-pages is for p05 alone, got p06: leave it out" in done.err
 
 
+def test_a_student_s_second_tier_is_shown(gradus, tmp_path):  # noqa: F811
+    source = (phases.find("p05").path / "tiers.py").read_text(encoding="utf-8")
+    (tmp_path / "tiers.py").write_text(source, encoding="utf-8")
+    file, impl = tmp_path / "page.html", ("--impl", str(tmp_path))
+    done = gradus("xray", "p05", "--host-pages", "4", *impl, "--out", str(file), *TINY)
+    assert done.code == 0 and "your p05: tiers.py; ours: radix.py, cache.py" in done.err
+    assert "your p05: " in file.read_text(encoding="utf-8")
+    done = gradus("xray", "p05", *impl, "--out", str(file), *TINY)
+    assert done.code == 2 and "p05's engine runs nothing of tiers.py" in done.err
+
+
 def test_padding_is_what_the_rows_hold_beside_the_tokens():
     first, *_ = recording("p02").frames
     assert first["rows"] == 3 * 9 and sum(len(span["tokens"]) for span in first["spans"]) == 3 + 9 + 2
