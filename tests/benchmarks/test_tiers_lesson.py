@@ -43,6 +43,22 @@ def test_a_quick_look_writes_a_row_into_a_folder_that_was_not_there(tmp_path, mo
 def test_fetching_beats_computing_at_every_length_and_the_more_the_longer():
     gains = [row["computed"] / row["fetched"] for row in FOUND["rows"]]
     assert gains == sorted(gains) and gains[0] > 1
+    first, last = FOUND["rows"][0]["tokens"], FOUND["rows"][-1]["tokens"]
+    assert f"{gains[0]:.0f} times at {first} tokens, {gains[-1]:.0f} times at {last:,}." in WORDS
+
+
+def test_the_copy_is_the_difference_between_fetching_and_finding():
+    short, *rows = FOUND["rows"]
+    copies = [1e3 * (row["fetched"] - row["found"]) for row in rows]
+    assert copies == sorted(copies) and copies[0] > 0
+    assert (
+        "{:.0f} ms, {:.0f} ms and {:.0f} ms for {} tokens".format(
+            *copies, "{:,}, {:,} and {:,}".format(*(row["tokens"] for row in rows))
+        )
+        in WORDS
+    )
+    spread = max(short["samples"]["fetched"]) - min(short["samples"]["fetched"])
+    assert abs(short["fetched"] - short["found"]) < spread
 
 
 def test_the_engine_s_times_on_the_page_are_those_that_were_measured():
