@@ -608,6 +608,18 @@ def test_the_page_is_stepped_through_in_a_browser(pressed):
     assert told == [steps[0], True, steps[1], True, False, steps[2], steps[3], True, True]
 
 
+def test_pages_that_moved_down_in_this_step_stand_out_in_host_memory(pressed):
+    script = """
+    const ringed = (one) => getComputedStyle(one).boxShadow !== "none";
+    const marks = () => shown("[data-part=host] li").map(ringed);
+    note(marks()); go(9); note(marks()); go(10); note(marks());
+    """
+    new = [
+        page["name"] not in {page["name"] for page in tiered().frames[8]["host"]} for page in tiered().frames[9]["host"]
+    ]
+    assert pressed(page([tiered().as_json()]), script) == [[], new, [False] * 4] and sum(new) == 3
+
+
 def test_pointing_at_a_page_lights_it_in_pool_tables_tree_and_plan(pressed):
     script = """
     go(1);
