@@ -128,6 +128,7 @@ def main() -> None:
     parser.add_argument("--commit", help="of this code; asked of git by default")
     parser.add_argument("--out", type=Path, required=True, help="where results go")
     asked = parser.parse_args()
+    asked.out.parent.mkdir(parents=True, exist_ok=True)
     found: dict[str, Any] = json.loads(asked.out.read_text("utf-8")) if asked.out.is_file() else {}
     if "steps" in asked.parts:
         name, size = (TINY, (120, 4, 1)) if asked.quick else (MODEL, (PROMPT, COUNT, asked.runs or RUNS))

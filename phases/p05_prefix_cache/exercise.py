@@ -109,25 +109,25 @@ TIERS = Exercise(
     file="phases/p05_prefix_cache/tiers.py",
     functions={
         "names": (
-            "In the tree, a page's place says what came before it. What must a name contain so that it says as much "
-            "without the tree?",
-            "A name is a digest of all pages before, and the page's own key, which has the salt and the tokens. The "
-            "first page has nothing before it: b\"\". The next page's is the `digest` of this page's whole name.",
+            "In the tree, a page's place says what came before it. What must a name contain to say as much without "
+            "the tree?",
+            "A name is a pair: a digest of all pages before, and the page's own key, which has the salt and the "
+            'tokens. The first page\'s digest is b"". Each later one is the `digest` of the whole name before it.',
             'before = b""; for key in keys: yield before, key, and then before = digest((before, key)).',
         ),
         "copy_out": (
-            "The page's rows will soon be another sequence's. Which operations of torch give a view of them, and which "
-            "a copy?",
+            "Another sequence will soon overwrite the page. Which operations of torch give a view of it, and which a "
+            "copy?",
             "Index each layer's keys and values by the page and copy that to the CPU. On a CPU, `.to` returns its own "
             "tensor unless it is asked for a copy.",
             'return [layer[page].to("cpu", copy=True) for layer in (*storage.keys, *storage.values)]',
         ),
         "TieredCache.admit": (
-            "p05's `admit` finds the pages in the tree. The path may go on below. What does a page from there need, so "
-            "that the next prompt finds it in the tree?",
+            "p05's `admit` finds the pages in the tree. The path may go on below. What must happen to a page from "
+            "there, so that the next prompt finds it in the tree?",
             "Walk the names behind the pages found: stop at the first that the host lacks, or when the pool has no "
             "page available. Take each out of the host before the pool makes room, which may move another page down. "
-            "Copy it in, put it into the block table, count its positions as stored and as hit, and publish.",
+            "Copy it in, put it into the block table, count its positions as stored, hit and fetched, and publish.",
             "found = super().admit(id, tokens, salt); table = self.block_tables[id]; for name in [*names(page_keys("
             "tokens[:-1], self.page_size, salt))][len(table):]: if name not in self.host or not "
             "self.pool.available: break; contents = self.host.pop(name); table += self.take(1); "
@@ -136,24 +136,25 @@ TIERS = Exercise(
             "self.publish(id, tokens, salt). Return found + fetched.",
         ),
         "TieredCache.publish": (
-            "A page that enters the tree needs its name for the day when it is evicted. Can it be in the host already?",
-            "After p05's `publish`, go through the full pages of stored tokens: note each page's name, and drop the "
-            "host's page of that name, if there is one. It is so when a page was computed again.",
+            "A page that enters the tree will need its name when it is evicted. Can the host have a page of that name "
+            "already?",
+            "After p05's `publish`, go through the full pages of stored tokens, as the block table has them now. Note "
+            "each page's name, and drop the host's page of that name, if any: this page was computed again.",
             "super().publish(id, tokens, salt); path = names(page_keys(tokens[: self.stored(id)], self.page_size, "
             "salt)); for page, name in zip(self.block_tables[id], path, strict=False): self.names[page] = name; "
             "self.host.pop(name, None).",
         ),
         "TieredCache.evict": (
-            "Which page leaves the pool, p05 says. Where in the host's order does it belong, and which page leaves "
-            "there?",
-            "Copy the page that has been idle longest, under its name, to the end of the host's dict. If there are "
-            "more than `host_pages` now, the first of the dict goes. Then evict as p05 does.",
+            "p05 says which page leaves the pool. Where in the host's order does it belong, and which page leaves the "
+            "host?",
+            "Copy the page that has been idle longest to the end of the host's dict, under its name. If the dict then "
+            "has more than `host_pages` pages, its first one goes. Then evict as p05 does.",
             "(page,) = self.pool.oldest_idle(1); self.host[self.names.pop(page)] = copy_out(self.storage, page); if "
             "len(self.host) > self.host_pages: del self.host[next(iter(self.host))]; super().evict().",
         ),
     },
     text="Give evicted pages a second place, in host memory: name them, move them down when the pool evicts them, and "
-    "back up when a prompt hits them. Together the two tiers forget the page that was used least recently.",
+    "fetch them when a prompt hits them. Together, the two tiers forget the least recently used page.",
     why={
         "names": (
             "The chained digest stands for the path, so that a name stays small however long the prompt is. The key is "
@@ -163,16 +164,16 @@ TIERS = Exercise(
             "`layer[page]` is a view: without a copy, the host would hold whatever the page's next owner writes there."
         ),
         "TieredCache.admit": (
-            "Pages come up one at a time, each after it has left the host. So what making room pushes down takes the "
-            "place that has just become free, and never pushes out a page that is about to be fetched."
+            "Pages come up one at a time, each after it has left the host. So the page that is pushed down to make "
+            "room takes the place that has just become free, and never pushes out a page that is about to be fetched."
         ),
         "TieredCache.publish": (
-            "The names are made where the tokens are known. The tree knows more than the host only where a prompt "
-            "ended with a page that had to be computed for its logits, and then one copy is enough."
+            "Names are made here because the tokens are known here. A page can be in the host and computed again: a "
+            "prompt's last page, for its logits, or a page for which the pool had no room. One copy is enough."
         ),
         "TieredCache.evict": (
-            "No clock is needed: the page that the pool gives up has been used more recently than all of the host's, "
-            "so the end of the dict is its place."
+            "No clock is needed: the page that the pool evicts was used more recently than all pages of the host, so "
+            "its place is the end of the dict."
         ),
     },
     alone="tests/phases/test_promises_tiers.py",

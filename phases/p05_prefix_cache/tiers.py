@@ -1,8 +1,8 @@
 """A second tier below the pool: an evicted page moves down to host memory, and back up when a prompt hits it.
 
-A page is in one tier at a time. What the pool evicts, its page idle for longest, becomes the host's most recently
-used one. So both tiers are one line in order of last use, and the host loses the page that all others were used
-after. Within a path the deeper page is the older one, so here too ends of paths go first.
+A page is in one tier at a time. The pool evicts the page that has been idle longest, which becomes the most recently
+used one of the host. So both tiers are one line in order of last use, and the page that leaves the host is the least
+recently used of all. Within a path the deeper page is the older one, so here too ends of paths go first.
 """
 
 from collections.abc import Hashable, Iterator
@@ -19,13 +19,13 @@ from phases.p05_prefix_cache.cache import PrefixCache
 from phases.p05_prefix_cache.radix import Key, page_keys
 from phases.p05_prefix_cache.scheduler import PrefixBatching
 
-Name = tuple[bytes, Key]  # a digest of all pages before this one, and the page's own key
+Name = tuple[bytes, Key]  # the digest of the name before it (b"" for a path's first page), and the page's own key
 
 
 def names(keys: list[Key]) -> Iterator[Name]:
-    """Name each page of a path. Two paths have a name in common only where they agree from the beginning.
+    """Name each page of a path. Two paths share a name only where they agree from the beginning.
 
-    The tree knows a page by its place. One that has left the tree needs a name that says the same: vLLM's block hash.
+    The tree knows a page by its place. A page that has left the tree needs a name that says as much: vLLM's block hash.
     """
     before = b""
     for key in keys:
@@ -38,7 +38,7 @@ def digest(name: Name) -> bytes:
 
 
 def copy_out(storage: PageTensors, page: int) -> list[Tensor]:
-    """Copy a page's keys and values of all layers, [page_size, Hkv, Dh] each. The page is overwritten soon."""
+    """Copy a page's keys, then its values, of all layers: [page_size, Hkv, Dh] each. The page is overwritten soon."""
     return [layer[page].to("cpu", copy=True) for layer in (*storage.keys, *storage.values)]
 
 
@@ -48,7 +48,10 @@ def copy_in(storage: PageTensors, page: int, contents: list[Tensor]) -> None:
 
 
 class TieredCache(PrefixCache):
-    """p05's cache over host memory for `host_pages` pages. names: of every page in the tree."""
+    """p05's cache over host memory for `host_pages` pages.
+
+    host: contents by name. names: by page, for every page in the tree. fetched_positions: hits that came from the host.
+    """
 
     def __init__(self, pages: int, page_size: int, storage: PageTensors, host_pages: int) -> None:
         super().__init__(pages, page_size)
@@ -59,9 +62,11 @@ class TieredCache(PrefixCache):
         self.fetched_positions = 0
 
     def admit(self, id: Hashable, tokens: list[int], salt: Hashable) -> int:
-        """Begin a sequence as p05 does, then go on with pages from the host, as far as they and the room go.
+        """Begin a sequence as p05 does. Then fetch the next pages of its path, as long as the host has them and the
+        pool has room.
 
-        Fetched pages enter the tree. Returns the number of positions found, in both tiers.
+        Fetched pages enter the tree. Their positions count as stored, hit and fetched. Returns the number of positions
+        found in both tiers.
         """
         found = super().admit(id, tokens, salt)
         table = self.block_tables[id]
@@ -80,7 +85,7 @@ class TieredCache(PrefixCache):
         return found + fetched
 
     def publish(self, id: Hashable, tokens: list[int], salt: Hashable) -> None:
-        """Name the pages that the tree now knows. One that was computed again leaves the host: the tree's is newer."""
+        """Publish as p05 does, and name the pages. A page that was computed again leaves the host."""
         super().publish(id, tokens, salt)
         path = names(page_keys(tokens[: self.stored(id)], self.page_size, salt))
         for page, name in zip(self.block_tables[id], path, strict=False):
@@ -88,7 +93,7 @@ class TieredCache(PrefixCache):
             self.host.pop(name, None)
 
     def evict(self) -> None:
-        """Move the page that has been idle longest down. Where the host is full, its least recently used page goes."""
+        """Move the page that has been idle longest down. If the host is full, its least recently used page goes."""
         (page,) = self.pool.oldest_idle(1)
         self.host[self.names.pop(page)] = copy_out(self.storage, page)
         if len(self.host) > self.host_pages:

@@ -1,6 +1,6 @@
 """Count what a chunk of a long prompt costs, and cut a prompt so that no step costs more than a limit.
 
-Cost is counted in FLOPs (a multiplication and an addition are two), as exact integers. Two parts of a layer have them:
+Cost is counted in FLOPs (a multiplication and an addition are two), as exact integers. There are two kinds of work:
 
     matrices     each token is multiplied by all weights          2 · weights · count
     attention    each pair of a query and a key it sees           4 · width · pairs(start, count)
@@ -53,8 +53,8 @@ def flops(sizes: Sizes, start: int, count: int) -> int:
 def even(sizes: Sizes) -> float:
     """Return the position at which a token's attention takes as many FLOPs as its products with the weights.
 
-    Before it the weights dominate a token's cost, beyond it attention does. Of whole prompts, the one that is twice as
-    long has as many FLOPs of either kind.
+    Before it the weights dominate a token's cost, beyond it attention does. A whole prompt has as much attention as
+    weights at twice this length.
     """
     return sizes.weights / (2 * sizes.width)
 

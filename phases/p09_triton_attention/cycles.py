@@ -1,7 +1,7 @@
-"""Cycles per score of an attention kernel: what hides behind its products, and the share of the peak that is left.
+"""Count an attention kernel's cycles per score: what hides behind its products, and the share of the peak that is left.
 
 Three kinds of units of a GPU's multiprocessor work on a score. They can work at the same time, if the kernel gives each
-something to do; a kernel that waits for one kind before it starts the next pays for the sum. No torch here.
+something to do. A kernel that waits for one kind before it starts the next pays for the sum. No torch here.
 
 Rates are those of Hopper (H100 and H200): FlashAttention-3, Shah et al. 2024, section 3.1, has 989 TFLOP/s of products
 and 3.9 T/s of exponentials, which are 4,096 and 16 per cycle of each of 132 multiprocessors at 1.83 GHz.
@@ -25,18 +25,18 @@ class Cycles:
 
     @property
     def in_turn(self) -> float:
-        """No unit works while another one does."""
+        """Only one unit works at a time."""
         return self.products + self.exponentials + self.others
 
     @property
     def overlapped(self) -> float:
-        """Matrix units work all the time, if what else a score needs is done by then. (Exponentials and the others wait
-        for each other: each belongs to the same few warps.)"""
+        """All units work at once, so the slowest decides. (Exponentials and the others run in turn: both belong to the
+        same few warps.)"""
         return max(self.products, self.exponentials + self.others)
 
 
 def per_score(head_dim: int) -> Cycles:
-    """Count the cycles of one score. head_dim: the numbers of a head, which two products go over: 4 FLOPs for each."""
+    """Count the cycles of one score. head_dim: numbers of a head; each is in two products, so it takes 4 FLOPs."""
     return Cycles(4 * head_dim / FLOPS, 1 / EXPONENTIALS, OTHERS / LANES)
 
 

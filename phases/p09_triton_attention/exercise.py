@@ -1,5 +1,5 @@
-"""The student writes add and norm in one pass, the online softmax, and its division among programs; and, for the second
-page, what a chunk of a long prompt costs.
+"""The student writes add and norm in one pass, the online softmax, its division among programs, and the cost of a long
+prompt's chunks (the second page).
 
 No GPU is needed: Triton interprets. The second page needs no Triton either.
 """
@@ -115,8 +115,7 @@ CHUNKS = Exercise(
     file="phases/p09_triton_attention/chunks.py",
     functions={
         "pairs": (
-            "The token at position p sees p + 1 keys. Which are the least and the greatest of these numbers in the "
-            "chunk?",
+            "The token at position p sees p + 1 keys. How many do the first and the last token of the chunk see?",
             "Each of the tokens sees the `start` keys before the chunk: count times start. Within the chunk the first "
             "sees one key, itself, the next sees two, and so on up to `count`.",
             "return count * start + count * (count + 1) // 2",
@@ -128,13 +127,13 @@ CHUNKS = Exercise(
             "return 2 * sizes.weights * count + 4 * sizes.width * pairs(start, count)",
         ),
         "even": (
-            "What does one token at position p cost, of either kind? (Not the whole prompt up to it.)",
+            "How many FLOPs of each kind does one token at position p take? (Not the whole prompt up to it.)",
             "Its weights take 2 · weights FLOPs, its p keys 4 · width · p. For which p are these equal?",
             "Solve 2 · weights = 4 · width · p for p: return sizes.weights / (2 * sizes.width)",
         ),
         "most_tokens": (
-            "Write what c tokens from `start` on cost as a polynomial in c. What is its degree, and where does it meet "
-            "the limit?",
+            "Write the cost of c tokens from `start` on as a polynomial in c. What is its degree, and where does it "
+            "meet the limit?",
             "square · c² + linear · c, with square = 2 · width and linear = 2 · weights + 4 · width · start + square. "
             "It meets the limit at c = (√(linear² + 4 · square · limit) - linear) / (2 · square). Round down, but "
             "never to 0. Large numbers have more digits than a float: math.isqrt rounds a root down exactly.",
@@ -143,8 +142,8 @@ CHUNKS = Exercise(
         ),
         "cut": (
             "Where does the next chunk start, and how long may it be from there on? What about the last one?",
-            "While `start` is before `end`: a chunk as long as `most_tokens` says, but not beyond `end`. Then go on "
-            "behind it. Chunks get shorter, since each starts at a later position.",
+            "While `start` is before `end`: add a chunk as long as `most_tokens` says, but not beyond `end`. Then move "
+            "`start` to the chunk's end. Chunks get shorter, since each starts at a later position.",
             "chunks = [] · while start < end: count = min(most_tokens(sizes, start, limit), end - start); "
             "chunks.append((start, count)); start += count · return chunks",
         ),
@@ -161,17 +160,14 @@ CHUNKS = Exercise(
             "integers, so a limit can be met exactly."
         ),
         "even": (
-            "One number says what a long prompt is for a model: far below it attention hardly matters, far beyond it "
-            "little else does. It grows with the width of the layers, since weights grow with its square."
+            "One number says which prompts are long for a model: far below it attention hardly matters, far beyond it "
+            "little else does. It grows with the width of the layers, since weights grow with the width's square."
         ),
         "most_tokens": (
             "The cost is a parabola in the chunk's length, so the longest chunk is a root of it, and no search is "
-            "needed. The integer root rounds down as the division after it does, so the result is exact."
+            "needed. The integer root rounds down, as does the division after it, so the result is exact."
         ),
-        "cut": (
-            "Only the start moves. That the last chunk ends with the prompt, and that a prompt may begin behind a "
-            "prefix from the cache, needs no case of its own."
-        ),
+        "cut": ("Only the start moves. Neither the last chunk nor a prefix from the cache needs a case of its own."),
     },
     alone="tests/phases/test_promises_chunks.py",
 )

@@ -318,6 +318,20 @@ WRONG = {
         "page_keys(tokens, self.page_size, salt)",
         "a has stored 7 of its 12 tokens, and one full page gets a name; yours gave 2",
     ),
+    "p05: the copies of a page that was computed twice get names": (
+        "p05",
+        "tiers.py",
+        """        super().publish(id, tokens, salt)
+        path = names(page_keys(tokens[: self.stored(id)], self.page_size, salt))
+        for page, name in zip(self.block_tables[id], path, strict=False):
+""",
+        """        table = [*self.block_tables[id]]
+        super().publish(id, tokens, salt)
+        path = names(page_keys(tokens[: self.stored(id)], self.page_size, salt))
+        for page, name in zip(table, path, strict=False):
+""",
+        "the second sequence takes the first one's pages, [1, 2, 3]; yours has names for [1, 2, 3, 5, 6, 7]",
+    ),
     "p05: a page that was computed again stays below": (
         "p05",
         "tiers.py",

@@ -264,6 +264,17 @@ def test_host_pages_are_for_p05_alone(gradus, tmp_path):  # noqa: F811
     assert done.code == 2 and "--host-pages is for p05 alone, got p06: leave it out" in done.err
 
 
+def test_a_student_s_second_tier_is_shown(gradus, tmp_path):  # noqa: F811
+    source = (phases.find("p05").path / "tiers.py").read_text(encoding="utf-8")
+    (tmp_path / "tiers.py").write_text(source, encoding="utf-8")
+    file, impl = tmp_path / "page.html", ("--impl", str(tmp_path))
+    done = gradus("xray", "p05", "--host-pages", "4", *impl, "--out", str(file), *TINY)
+    assert done.code == 0 and "your p05: tiers.py; ours: radix.py, cache.py" in done.err
+    assert "your p05: " in file.read_text(encoding="utf-8")
+    done = gradus("xray", "p05", *impl, "--out", str(file), *TINY)
+    assert done.code == 2 and "p05's engine runs nothing of tiers.py" in done.err
+
+
 def test_padding_is_what_the_rows_hold_beside_the_tokens():
     first, *_ = recording("p02").frames
     assert first["rows"] == 3 * 9 and sum(len(span["tokens"]) for span in first["spans"]) == 3 + 9 + 2
@@ -595,6 +606,18 @@ def test_the_page_is_stepped_through_in_a_browser(pressed):
     told = pressed(both, script)
     steps = [f"step {step} of {longest}" for step in (1, 8, 1, 8)]
     assert told == [steps[0], True, steps[1], True, False, steps[2], steps[3], True, True]
+
+
+def test_pages_that_moved_down_in_this_step_stand_out_in_host_memory(pressed):
+    script = """
+    const ringed = (one) => getComputedStyle(one).boxShadow !== "none";
+    const marks = () => shown("[data-part=host] li").map(ringed);
+    note(marks()); go(9); note(marks()); go(10); note(marks());
+    """
+    new = [
+        page["name"] not in {page["name"] for page in tiered().frames[8]["host"]} for page in tiered().frames[9]["host"]
+    ]
+    assert pressed(page([tiered().as_json()]), script) == [[], new, [False] * 4] and sum(new) == 3
 
 
 def test_pointing_at_a_page_lights_it_in_pool_tables_tree_and_plan(pressed):

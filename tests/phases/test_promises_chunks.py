@@ -16,15 +16,18 @@ SMALL = Sizes(weights=100, width=5)  # a token costs 200, a pair 20: at position
 LLAMA = Sizes(weights=6_979_321_856, width=131_072)
 
 
+MOST_READS = 1_000_000  # of sizes, for one `cut`: trying every length of every chunk of 128,000 tokens takes a quarter
+
+
 class Asked:
-    """Sizes that end a loop without end, which would fill the memory before the check's time is up."""
+    """Sizes that stop an endless loop, which would fill the memory before the check's time is up."""
 
     def __init__(self, sizes):
         self.sizes, self.times = sizes, 0
 
     def __getattr__(self, name):
         self.times += 1
-        assert self.times < 10_000, "cut goes on and on: where must it start again, and when is nothing left?"
+        assert self.times < MOST_READS, "cut goes on and on: where must it start again, and when is nothing left?"
         return getattr(self.sizes, name)
 
 
@@ -85,7 +88,7 @@ def test_a_chunk_is_as_long_as_the_limit_allows(phase, start, limit, wanted, why
 
 
 @of("p09")
-@pytest.mark.parametrize(("start", "count"), [(0, 8192), (110_000, 4096), (131_071, 1), (999_999_937, 123_456_789)])
+@pytest.mark.parametrize(("start", "count"), [(0, 8192), (110_000, 4096), (131_071, 1), (999_999_937, 4096)])
 def test_large_numbers_are_exact(phase, start, count):
     """Llama-3.1-8B's: floating point has 53 bits, and these squares have 70 and more."""
     limit = flops(LLAMA, start, count)

@@ -185,6 +185,18 @@ def test_a_page_is_in_one_tier_at_a_time(phase):
 
 
 @of("p05")
+def test_of_pages_that_two_sequences_computed_at_once_one_is_named(phase):
+    cache = cache_of(pages=8, host_pages=8)
+    for name in ("first", "second"):
+        cache.admit(name, [*A, 1], None)
+        cache.reserve(name, 13)
+    for name in ("first", "second"):
+        cache.publish(name, [*A, 1], None)
+    named, known = sorted(cache.names), sorted(cache.index.owners)
+    assert named == known, f"the second sequence takes the first one's pages, {known}; yours has names for {named}"
+
+
+@of("p05")
 def test_tenants_with_different_salts_share_nothing_below(phase):
     for salts in (("x", "y"), ("x", None), (None, "x")):
         cache = cache_of(pages=4, host_pages=12)

@@ -103,10 +103,11 @@ class Solution:
             raise blamed(error) or error from error
 
 
-def load(phase: str, where: Path) -> Solution:
+def load(phase: str, where: Path, part: str = "engine") -> Solution:
     """Load the phase ("p01") with the functions of a student's folder or file.
 
-    Ours replace exercises that are not finished, and the note says so. Raises ConfigError for a folder that does not
+    Ours replace exercises that are not finished, and the note says so. part: the module that the caller will build; if
+    it is an exercise itself, the note counts it. Raises ConfigError for a folder that does not
     exist or has no function of the phase, for files that do not parse, and if no exercise is finished.
     """
     info = phases.find(phase)
@@ -119,7 +120,7 @@ def load(phase: str, where: Path) -> Solution:
     whole = [one for one in found if one.complete]
     if not whole:
         raise Unfinished(_unfinished(info, found))
-    return Solution(info, {one.exercise.module: one.file.resolve() for one in whole}, _note(info, found))
+    return Solution(info, {one.exercise.module: one.file.resolve() for one in whole}, _note(info, found, part))
 
 
 def phase_in(where: Path) -> str:
@@ -234,10 +235,11 @@ def _unfinished(info: PhaseInfo, found: list[Found]) -> str:
     return f"{one.file}: {what}, so there is no {info.name} of yours to run yet"
 
 
-def _note(info: PhaseInfo, found: list[Found]) -> str:
+def _note(info: PhaseInfo, found: list[Found], part: str) -> str:
     """ "your p04: cache.py; ours: attention.py, scheduler.py (PagedBatching.preempt still to be written)" """
     # hardly any engine runs exercises that are judged alone; a phase that is a program runs all of its own
-    run = [one for one in exercises_of(info) if not one.alone or one.run or not info.has("engine")]
+    program = not info.has("engine")
+    run = [one for one in exercises_of(info) if not one.alone or one.run or program or one.file_name == f"{part}.py"]
     theirs = _names(one.file for one in found if one.complete and one.exercise in run)
     ours = [_ours(one, found) for one in run if not _is_theirs(one, found)]
     return f"your {info.name}: {', '.join(theirs) or 'nothing'}" + (f"; ours: {', '.join(ours)}" if ours else "")

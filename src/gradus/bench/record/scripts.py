@@ -37,7 +37,7 @@ def command(name: str) -> str:
 EXPERTS = ("experts-lesson-choices", "experts-lesson-times", "experts-lesson-quality")
 LONG = ("long-lesson-steps", "long-lesson-prompts")
 """Blocks of one page, each group from one file."""
-LESSONS = ("masks", "masks-steps", "serving-lesson", "load-lesson", "parallel-lesson", *EXPERTS, *LONG)
+LESSONS = ("masks", "masks-steps", "serving-lesson", "load-lesson", "parallel-lesson", "tiers-lesson", *EXPERTS, *LONG)
 """Scripts with files in `benchmarks/lessons`."""
 
 
@@ -144,6 +144,21 @@ def _parallel_lesson(found: dict[str, Any], samples: str) -> list[Part]:
     ]
 
 
+def _tiers_lesson(found: dict[str, Any], samples: str) -> list[Part]:
+    """The first token of a session by the place of its pages, in p05 over host memory."""
+    ways = ("computed", "fetched", "found")
+    rows = [
+        [f"{row['tokens']:,}", f"{row['bytes'] / 1e6:.0f}", *(shown(1e3 * row[way]) for way in ways)]
+        for row in found["rows"]
+    ]
+    return [
+        f"**{found['hardware']['processor']}**, one thread, {found['model'].removeprefix('random:')} with random "
+        f"weights, {found['dtype']}. Seconds of the processor, medians of {len(found['rows'][0]['samples']['found'])}. "
+        f"{samples}",
+        (["tokens", "MB", *(f"{way}, ms" for way in ways)], rows),
+    ]
+
+
 def _experts_choices(found: dict[str, Any], samples: str) -> list[Part]:
     """Experts that real text reads, by p14's router and the number of users."""
     counts = [4, 16]
@@ -206,6 +221,7 @@ SCRIPTS: dict[str, Callable[[dict[str, Any], str], list[Part]]] = {
     "experts-lesson-choices": _experts_choices,
     "experts-lesson-times": _experts_times,
     "experts-lesson-quality": _experts_quality,
+    "tiers-lesson": _tiers_lesson,
     "long-lesson-steps": step_tables,
     "long-lesson-prompts": prompt_tables,
     "agents": agent_tables,

@@ -155,7 +155,8 @@ def _recordings(
         runs.title_of(name)  # refuses an unknown name before a model is loaded
     scene = None if texts is not None else runs.scene_of(names[0], tiers=runs.HOST in settings)
     _refuse_unheeded(names, settings)
-    yours = None if impl is None else solution.load(names[0], impl)
+    part = runs.TIERS_PART if runs.HOST in settings else "engine"
+    yours = None if impl is None else solution.load(names[0], impl, part)
     if yours is not None:
         terminal.print_note(yours.note)
     phases = [name for name in names if name != FINAL]

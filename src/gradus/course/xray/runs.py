@@ -25,8 +25,8 @@ from gradus.loading import CATALOGUE, Tokenizer
 from gradus.structured import grammars_of
 
 REAL, RANDOM = "smollm2-135m", "random:tiny-llama"
-TIERED, HOST = "p05", "host_pages"
-"""The phase that has host memory below its pool where this setting gives it some, and the setting."""
+TIERED, TIERS_PART, HOST = "p05", "tiers", "host_pages"
+"""The phase and its module with host memory below the pool, and the setting that asks for it."""
 DRAFTS = 4
 """The drafts of each step in the final engine, where it speculates."""
 OWN_MAX_SEQUENCES = 4
@@ -154,7 +154,7 @@ def engine_of(
     vocabulary = partial((tokenizer or Tokenizer.of_bytes()).vocabulary, config.vocab_size)
     options = replace(options_of(name, limits, settings, structured=structured), vocabulary=vocabulary)
     if HOST in settings:
-        module = (yours or phases.find(TIERED)).module("tiers")
+        module = (yours or phases.find(TIERED)).module(TIERS_PART)
         return module.build(bench.model, options, settings[HOST]), options
     return build(name, bench, options) if yours is None else yours.build(bench.model, options), options
 

@@ -48,7 +48,7 @@ class Run {
     this.ahead = this.frames.some((frame) => frame.in_flight.length);
     this.paged = this.frames.some((frame) => frame.pages);
     this.indexed = this.frames.some((frame) => frame.tree);
-    this.host = Math.max(...this.frames.map((frame) => (frame.host ? frame.host.length : -1))); // the most pages; -1: no such tier
+    this.tiered = this.frames.some((frame) => frame.host);
     this.masks = Math.max(...this.frames.map((frame) => frame.masks.length)); // the most of a step
     this.experts = this.frames.map((frame) => frame.experts).find(Boolean); // their number, and the layer
     this.kernels = Math.max(...this.frames.map((frame) => frame.kernels.length)); // the most of a step
@@ -81,7 +81,7 @@ class Run {
           this.experts ? panel("Experts", "experts", `of layer ${this.experts.layer}, and the tokens that each takes`) : null,
           this.kernels ? panel("Kernels", "kernels", "in all layers of this step") : null,
           this.indexed ? panel("Radix tree", "tree", "pages, and the tokens on them") : null,
-          this.host < 0 ? null : panel("Host memory", "host", "the tokens of evicted pages, the next to leave first"))));
+          !this.tiered ? null : panel("Host memory", "host", "the tokens of evicted pages, the next to leave first"))));
     if (COMPACT) for (const each of this.element.querySelectorAll("[data-part]"))
       each.hidden = !["timeline", "events", ...this.recording.panels].includes(each.dataset.part);
     this.drawTimeline();
@@ -120,7 +120,7 @@ class Run {
     this.showSlots(frame, state);
     if (this.paged) this.showPages(frame, before);
     if (this.indexed) this.showTree(frame);
-    if (this.host >= 0) this.showHost(frame, before);
+    if (this.tiered) this.showHost(frame, before);
     if (this.masks) this.showMasks(frame);
     if (this.experts) this.showExperts(frame);
     if (this.kernels) this.showKernels(frame);
@@ -339,11 +339,9 @@ class Run {
   }
   showHost(frame, before) {
     const earlier = new Set((before && before.host ? before.host : []).map(({ name }) => name));
-    this.parts.host.style.minHeight = `${this.host * 24 + 10}px`; // so that what is below stays in its place
-    this.parts.host.replaceChildren(frame.host.length
-      ? make("ol", { class: "tree" }, ...frame.host.map(({ name, tokens }) => make("li", {},
-        make("span", { class: earlier.has(name) ? "leaf" : "leaf lit", title: earlier.has(name) ? "" : "moved down in this step" }, this.text(tokens)))))
-      : make("p", { class: "quiet" }, "Nothing has moved down."));
+    const page = ({ name, tokens }) => make("li", { class: earlier.has(name) ? "leaf" : "leaf taken" }, this.text(tokens));
+    this.parts.host.replaceChildren(frame.host.length ? make("ol", { class: "host" }, ...frame.host.map(page))
+      : make("p", { class: "quiet" }, "Nothing has moved down."), make("div", { class: "legend" }, entry("taken", "moved down in this step")));
   }
   leaves(node, held, indexed) { // each page of the node, with the text of its tokens
     const size = node.tokens.length / node.pages.length;
