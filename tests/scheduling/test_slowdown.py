@@ -13,6 +13,7 @@ from gradus.bench.predict.roofline import Machine, SpanShape, step_cost
 from gradus.bench.predict.simulation import BFLOAT16, VOCABULARY, SimulatedRunner, SimulatedStep, VirtualClock
 from gradus.cache.paged import PagedCache
 from gradus.cache.radix import PrefixIndex
+from gradus.config.options import Policy
 from gradus.engine.engine import Engine
 from gradus.engine.plan import Plan, Sampled, Span
 from gradus.engine.request import ModelLimits, Request, SamplingParams, SchedulingParams
@@ -54,12 +55,19 @@ class Crowd:
     """An engine whose streams decode. seconds: of steps that streams shared; plain: what their decodes alone took.
     chunks: the length of each chunk of the prompt "long". between: the steps after each that it was not in."""
 
-    def __init__(self, slowdown: float = 1.5, streams: int = STREAMS, lag: int = 0, micro_batches: int = 1) -> None:
+    def __init__(
+        self,
+        slowdown: float = 1.5,
+        streams: int = STREAMS,
+        lag: int = 0,
+        micro_batches: int = 1,
+        policy: Policy = "fcfs",
+    ) -> None:
         self.clock, self.free = VirtualClock(), 0.0
         self.target = StepTarget(TARGET, even_position(CONFIG), self.clock, micro_batches, slowdown)
         times = TimeLimits(self.clock)
         cache = PagedCache(1 << 15, 16, index=PrefixIndex())
-        self.scheduler = Scheduler(cache, 64, BUDGET, "fcfs", times, None, micro_batches, self.target)
+        self.scheduler = Scheduler(cache, 64, BUDGET, policy, times, None, micro_batches, self.target)
         self.runner = SimulatedRunner(CONFIG, self.clock, 64, H200)
         self.engine = Engine(self.scheduler, self, LIMITS, lag, times)
         self.prompts: dict[str, tuple[int, ...]] = {}
@@ -190,6 +198,28 @@ def test_a_short_prompt_starts_in_a_step_that_the_long_one_sits_out():
     crowd.ask("long", LONG)
     crowd.until_it_sits_out()
     assert crowd.read("short", 30) == 1 and crowd.between[-1] == 3
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+def test_a_short_prompt_starts_in_a_step_that_a_long_one_sits_out_before_it_began(policy):
+    crowd = Crowd(policy=policy)
+    crowd.read("long")
+    assert crowd.target._debt > 0
+    crowd.ask("next", LONG)
+    crowd.steps(2)
+    assert not crowd.scheduler.current.prefilling, "it waits until the first one's last chunk is paid for"
+    assert crowd.read("short", 30) == 1
+    crowd.until_first_token("next")
+
+
+def test_a_short_prompt_passes_an_urgent_long_one_that_has_not_begun():
+    crowd = Crowd(policy="priority")
+    crowd.ask("long", LONG, priority=1)
+    crowd.until_it_sits_out()
+    crowd.ask("urgent", LONG, priority=-1)
+    assert crowd.read("short", 30, priority=-1) == 1 and crowd.between[-1] > 2
+    crowd.until_first_token("urgent")
+    assert "long" not in crowd.first
 
 
 def test_a_prefix_that_a_long_prompt_computes_is_not_computed_twice_while_it_sits_out():

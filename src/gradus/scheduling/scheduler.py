@@ -223,8 +223,8 @@ class Scheduler:
         self.left = (self.token_budget or sys.maxsize) - len(columns.going().slots)
         if self.target is not None:
             self._limit_prompts(self.target)
-        if self.current.prefilling:
-            self.continue_prompts()
+        if (best := self._best_prompt()) is not None:
+            self.continue_prompts(best)
         if (
             self.waiting.count and self.preemptions == preempted
         ):  # a sequence just sent back for want of pages must not take them again
@@ -310,11 +310,19 @@ class Scheduler:
         """Whether it is a long prompt that leaves this step to the others."""
         return self.left_long <= 0 and self.target is not None and self.target.is_long(sequence)
 
-    def continue_prompts(self) -> None:
+    def _best_prompt(self) -> Sequence | None:
+        """Return the best prompt under way, or the head of the queue if it is better and sits the step out: a prompt
+        that others may pass. None if there is none."""
+        prompts, head = self.current.prefilling, self.waiting.head()
+        if head is not None and self._sits_out(head):
+            prompts = [*prompts, head]
+        return min(prompts, key=BY_ORDER, default=None)
+
+    def continue_prompts(self, best: Sequence) -> None:
         """Plan the next chunks of the prompts under way, best first, after those that pass the best one."""
         under_way = sorted(self.current.prefilling, key=BY_ORDER)
-        if self.left_cost < math.inf and under_way:
-            self.let_pass(under_way[0])
+        if self.left_cost < math.inf:
+            self.let_pass(best)
         planned = {span.sequence for span in self.plan.spans}
         for sequence in under_way:
             if sequence not in planned:
@@ -362,8 +370,8 @@ class Scheduler:
     # -- short prompts pass a long one ---------------------------------------------------------------------------------
 
     def let_pass(self, best: Sequence) -> None:
-        """Plan chunks of prompts that pass `best`, the best one under way, shortest first. Half of the room is kept for
-        it, or as much as it needs: so it never takes more than twice as many steps, whatever passes it."""
+        """Plan chunks of prompts that pass `best`, shortest first. Half of the room is kept for it, or as much as it
+        needs: so it never takes more than twice as many steps, whatever passes it."""
         left, left_cost = self.left, self.left_cost
         kept, kept_cost = self._half_for(best)
         self.left, self.left_cost = left - kept, left_cost - kept_cost
