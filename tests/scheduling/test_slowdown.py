@@ -62,9 +62,11 @@ class Crowd:
         lag: int = 0,
         micro_batches: int = 1,
         policy: Policy = "fcfs",
+        target: float = TARGET,
     ) -> None:
         self.clock, self.free = VirtualClock(), 0.0
-        self.target = StepTarget(TARGET, even_position(CONFIG), self.clock, micro_batches, slowdown)
+        self.fixed = 0.0  # seconds that a step takes longer for having prompts
+        self.target = StepTarget(target, even_position(CONFIG), self.clock, micro_batches, slowdown)
         times = TimeLimits(self.clock)
         cache = PagedCache(1 << 15, 16, index=PrefixIndex())
         self.scheduler = Scheduler(cache, 64, BUDGET, policy, times, None, micro_batches, self.target)
@@ -91,7 +93,8 @@ class Crowd:
         """Launch a step: the device runs one after the other, and the host goes on."""
         launched = self.clock.now
         result = self.runner.run(plan)
-        took, self.clock.now = self.clock.now - launched, launched
+        took = self.clock.now - launched + (self.fixed if plan.spans else 0.0)
+        self.clock.now = launched
         self.free = max(launched, self.free) + took
         if len(plan.decodes):
             alone = [SpanShape(start, 1, 1) for start in plan.decodes.starts.tolist()]
@@ -173,6 +176,19 @@ def test_a_prompt_that_is_not_long_sits_no_step_out():
     crowd = Crowd()
     crowd.read("long", LONG // 4)
     assert len(crowd.chunks) > 1 and not any(crowd.between[:-1])
+
+
+def test_short_prompts_whose_steps_have_a_fixed_cost_do_not_make_an_ordinary_one_long():
+    took = []
+    for slowdown in (1.3, math.inf):
+        crowd = Crowd(slowdown, target=0.1)
+        crowd.fixed = 0.005
+        for number in range(60):
+            crowd.read(f"short {number}", 30)
+        began = crowd.clock.now
+        crowd.read("long", LONG // 2)
+        took.append(crowd.clock.now - began)
+    assert took[0] < 2 * took[1] < 0.3  # by the short prompts' pace it would take more than a second
 
 
 def test_a_prompt_alone_takes_the_whole_budget_and_owes_nothing():

@@ -354,10 +354,10 @@ class Scheduler:
         self.plan.spans.append(Span(sequence, sequence.slot, start, tokens[start:end], logits, pages, scores))
         self.left = max(0, self.left - _price(sequence) * (end - start))
         if self.left_cost < math.inf and self.target is not None:
-            left = self.left_cost - _price(sequence) * self.target.cost(start, end)
-            self.left_cost = max(0.0, left) if logits else 0.0  # a cut prompt has filled the step
+            cost = _price(sequence) * self.target.cost(start, end)
+            self.left_cost = max(0.0, self.left_cost - cost) if logits else 0.0  # a cut prompt has filled the step
             if self.target.is_long(sequence):
-                self.left_long -= self.target.cost(start, end)
+                self.left_long -= cost
 
     def _end_of_span(self, sequence: Sequence, start: int) -> int:
         """Return where a span from `start` on would end: one token is always taken."""

@@ -135,8 +135,10 @@ class StepTarget:
         self._debt = max(0.0, self._debt + counted - step.expected - step.rate * (seconds - long_seconds))
 
     def _learn_pace(self, cost: float, seconds: float) -> None:
-        """Move the pace to that of prompts that took these seconds: the more of a full step, the further."""
-        falling, rising = (min(1.0, each / self.seconds) / 2 for each in (cost * self.pace, seconds))
+        """Move the pace to that of prompts that took these seconds: the more of a full step, the further. Downwards, a
+        full chunk counts as much: a few of them correct what many short prompts, with a step's fixed cost, suggest."""
+        full = min(self.seconds, CHUNK * self._plain or self.seconds)
+        falling, rising = min(1.0, cost * self.pace / full) / 2, min(1.0, seconds / self.seconds) / 2
         self.pace = _moved(self.pace, seconds / cost, falling, rising)
 
 
