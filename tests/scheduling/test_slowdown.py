@@ -108,12 +108,11 @@ class Crowd:
             self.between[-1] += 1
         return Arriving(result, self.free, self.clock)
 
-    def ask(self, name: str, prompt: int, answer: int = 1, begins: tuple[int, ...] = (), **scheduling) -> None:
+    def ask(self, name: str, prompt: int, answer: int = 1, begins: tuple[int, ...] = (), n: int = 1, **how) -> None:
         draw = Random(name)
         self.prompts[name] = begins + tuple(int(draw.random() * VOCABULARY) for _ in range(prompt - len(begins)))
-        params = SamplingParams(max_tokens=answer, ignore_eos=True, seed=0)
-        scheduled = SchedulingParams(**scheduling)
-        self.engine.submit(Request.create(name, self.prompts[name], params, LIMITS, scheduled))
+        params = SamplingParams(max_tokens=answer, ignore_eos=True, seed=0, n=n)
+        self.engine.submit(Request.create(name, self.prompts[name], params, LIMITS, SchedulingParams(**how)))
 
     def steps(self, count: int) -> None:
         for _ in range(count):
@@ -244,6 +243,21 @@ def test_a_prefix_that_a_long_prompt_computes_is_not_computed_twice_while_it_sit
     crowd.until_it_sits_out()
     crowd.read("same beginning", LONG - 80, begins=crowd.prompts["long"][: LONG - 100])
     assert crowd.scheduler.cached_tokens >= 0.95 * LONG and sum(crowd.chunks) == LONG
+
+
+def test_samples_of_a_long_prompt_start_as_soon_as_the_first_has_read_it():
+    crowd = Crowd()
+    crowd.ask("long", LONG, 20, n=3)
+    crowd.until_first_token("long")
+    assert crowd.target._debt > 0
+    crowd.steps(1)
+    assert [each.index for each in crowd.scheduler.running if each.request_id == "long"] == [0, 1, 2]
+
+
+def test_a_prompt_advances_however_close_to_1_the_slowdown_is():
+    crowd = Crowd(slowdown=1.0001, streams=4)
+    crowd.read("long")
+    assert 1.2 < crowd.slowdown < 1.3  # it counts as much as a stream
 
 
 def test_where_many_prompts_wait_a_few_streams_do_not_hold_them_up():

@@ -168,14 +168,20 @@ class Scheduler:
         rank = RANKS[self.policy](first)
         for sequence in sequences:
             sequence.order = rank, next(self._numbers)
-        if self.target is not None and not first.unscored:
-            first.known = self.cache.known(first.tokens, first.request.scheduling.cache_salt)
         if first.request.scheduling.deadline and self.times.too_late(first, self._steps_ahead(rank)):
             self.times.give_up(sequences)
         self.requests[first.request.id] = {sequence.index: sequence for sequence in sequences}
         at_once = len(sequences) if self.cache.index is None else 1
-        self.waiting.extend(sequences[:at_once])
+        self._queue(sequences[:at_once])
         self.siblings.hold(first.request.id, sequences[at_once:])
+
+    def _queue(self, samples: list[Sequence]) -> None:
+        """Let samples of one prompt wait. What the prefix index has of it counts where prompts may pass or sit out."""
+        if samples and self.target is not None and not samples[0].unscored:
+            known = self.cache.known(samples[0].tokens, samples[0].request.scheduling.cache_salt)
+            for sequence in samples:
+                sequence.known = known
+        self.waiting.extend(samples)
 
     def _steps_ahead(self, rank: float) -> float:
         return self.waiting.steps_ahead(rank, self.max_sequences) / self.times.fastest
@@ -643,7 +649,7 @@ class Scheduler:
             if span.logits:
                 self.homes[sequence.slot].columns.publish(sequence)
         if sampled.error is None and span.logits:
-            self.waiting.extend(self.siblings.take(sequence.request_id, sys.maxsize))
+            self._queue(self.siblings.take(sequence.request_id, sys.maxsize))
         if sequence.finish_reason is not None:
             self.retire(sequence, poisoned=sampled.error is not None)
         return outputs
@@ -676,7 +682,7 @@ class Scheduler:
         if not samples:
             del self.requests[sequence.request_id]
         elif len(samples) == self.siblings.held(sequence.request_id):
-            self.waiting.extend(self.siblings.take(sequence.request_id, 1))
+            self._queue(self.siblings.take(sequence.request_id, 1))
 
     # -- state and invariants ------------------------------------------------------------------------------------------
 
