@@ -22,20 +22,23 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gradus.bench.measure.fingerprint import commit, fingerprint
 from gradus.bench.predict.roofline import Machine
 from gradus.bench.predict.simulation import VOCABULARY, Simulation
 from gradus.bench.run.script import ran
 from gradus.bench.statistics import distribution, percentile, significant
-from gradus.config.options import SERVED_SLOWDOWN, SERVED_STEP_TARGETS
+from gradus.config.options import SERVED_SLOWDOWN, SERVED_STEP_TARGETS, SETTINGS
 from gradus.engine.engine import Engine
 from gradus.engine.plan import Plan, Result
 from gradus.engine.request import Request, SamplingParams
 from gradus.models.config import even_position
 from gradus.models.shapes import SHAPES
 from gradus.scheduling.step_target import StepTarget
+
+if TYPE_CHECKING:  # it imports torch
+    from gradus import LLM
 
 STREAMS, PROMPT, ANSWER, LONG = 30, 500, 400, 120_000
 TOKEN_BUDGET = 8192
@@ -199,6 +202,22 @@ def ways(asked: argparse.Namespace) -> Iterator[tuple[str, tuple[float, float] |
         yield f"slowdown {slowdown:g}", (SERVED[0], slowdown)
 
 
+def loaded(asked: argparse.Namespace) -> "LLM":
+    """Load the model as a server does, which times steps by the GPU's clock and does not lengthen them."""
+    from gradus import LLM
+
+    target, slowdown = SERVED
+    cache = None if asked.quick else asked.long + 2 * asked.streams * (asked.prompt + asked.answer) + 4096
+    return LLM(
+        f"random:{asked.shape}",
+        device=asked.device,
+        cache_tokens=cache,
+        switch_off=("prefix_cache",),
+        step_target=target,
+        slowdown=slowdown,
+    )
+
+
 def rows(asked: argparse.Namespace, made: dict[str, Any]) -> None:
     """Measure every way and write the results after each."""
     config = SHAPES[asked.shape]
@@ -207,21 +226,17 @@ def rows(asked: argparse.Namespace, made: dict[str, Any]) -> None:
         simulation = Simulation(256, 1 << 15, token_budget=TOKEN_BUDGET, shape=asked.shape, machine=MEASURED)
         engine, clock = simulation.engine, simulation.clock
     else:
-        from gradus import LLM
-
-        cache = asked.long + 2 * asked.streams * (asked.prompt + asked.answer) + 4096
-        llm = LLM(f"random:{asked.shape}", device=asked.device, cache_tokens=None if asked.quick else cache,
-                  switch_off=("prefix_cache",))  # fmt: skip
+        llm = loaded(asked)
         engine, clock = llm.engine, time.perf_counter
         made |= fingerprint(llm.device)
     scheduler: Any = getattr(engine.scheduler, "_scheduler", engine.scheduler)  # the simulation watches it
     alone = read_alone(engine, clock, asked)
     for name, way in ways(asked):
         scheduler.target = way and StepTarget(way[0], even_position(config), clock, slowdown=way[1])
+        scheduler.left_cost = scheduler.left_long = math.inf  # as without a target
         made["rows"].append(measured(engine, clock, asked, name, alone))
         asked.out.write_text(json.dumps(made, indent=1), encoding="utf-8")
         print(json.dumps(made["rows"][-1]), flush=True)
-        scheduler.left_cost = scheduler.left_long = math.inf  # as without a target
 
 
 def mixed(name: str, way: tuple[float, float] | None) -> dict[str, Any]:
@@ -303,6 +318,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--commit")
     parser.add_argument("--out", type=Path, required=True)
     asked = parser.parse_args(arguments)
+    for slowdown in asked.slowdowns:
+        SETTINGS["slowdown"].check(slowdown)
     if asked.quick:
         asked.shape = "tiny-llama"
         asked.streams, asked.prompt, asked.answer, asked.long = 3, 20, 60, 300

@@ -21,6 +21,7 @@ from phases.p12_parallelism.pipeline import StageRunner, turn
 from phases.p12_parallelism.sampler import CutSampler, refuse
 
 MOST_AT_ONCE = 8  # sequences of one micro-batch
+CHOICES = "choose p00, p01, p03, p04, p05 or p06"
 
 
 def engines(
@@ -33,7 +34,8 @@ def engines(
 ) -> list[Engine]:
     """Build a phase's engine over this rank's part, once for each micro-batch: each has a scheduler and a cache.
 
-    few_bytes: ranks draw from their own scores, and exchange candidates in place of all scores.
+    few_bytes: ranks draw from their own scores, and exchange candidates in place of all scores. Raises ConfigError for
+    a phase that could not give the tokens of one process.
     """
     part, config = cut(whole, exchange, gathers=not few_bytes), whole.config
     length = min(context_length, config.context_length)
@@ -41,7 +43,9 @@ def engines(
     made = [phases.load(phase).build(part, EngineOptions(limits, MOST_AT_ONCE)) for _ in range(micro_batches)]
     for engine in made:
         if type(engine.runner) is not ModelRunner:
-            raise ConfigError(f"{phase} has a runner of its own: choose p00, p01, p03, p04, p05 or p06")
+            raise ConfigError(f"{phase} has a runner of its own: {CHOICES}")
+        if engine.runner.model is not part:  # p07's: a part's roundings differ from the whole's
+            raise ConfigError(f"{phase} makes a model of its own from each part: {CHOICES}")
         if few_bytes:
             engine.runner.sampler = CutSampler(whole.config.vocab_size, whole.device, exchange)
         if exchange.place.stages > 1:

@@ -4,6 +4,7 @@ What its switches do to tokens is in tests/phases/test_final_engine.py; how its 
 """
 
 import gc
+import math
 import sys
 
 import pytest
@@ -206,8 +207,12 @@ def test_a_gpu_gets_more_sequences_and_its_kernels():
         ({"switch_off": ["graph"]}, "switch_off takes prefix_cache, chunked, kernels, graphs, overlap, got 'graph'"),
         ({"switch_off": ["chunked"], "token_budget": 8}, "token_budget does nothing with chunked switched off"),
         ({"switch_off": ["chunked"], "step_target": 0.1}, "step_target does nothing with chunked switched off"),
+        ({"switch_off": ["chunked"], "slowdown": 1.5}, "slowdown does nothing with chunked switched off"),
+        ({"slowdown": 1.5, "step_target": 0}, "slowdown does nothing without step_target: set step_target, or leave"),
         ({"slowdown": 1.5}, "slowdown does nothing without step_target: set step_target, or leave slowdown out"),
         ({"slowdown": 1, "step_target": 0.1}, "slowdown must be a number above 1, got 1"),
+        ({"slowdown": math.inf, "step_target": 0.1}, "slowdown must be a number above 1, got inf"),
+        ({"slowdown": math.nan, "step_target": 0.1}, "slowdown must be a number above 1, got nan"),
         ({"step_target": -1}, "step_target must be a number of seconds, 0 or more, got -1"),
         ({"memory_fraction": 0}, "memory_fraction must be a number above 0 and at most 1, got 0"),
         ({"memory_fractoin": 0.5}, "unknown setting 'memory_fractoin'; did you mean 'memory_fraction'?"),

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import long_beside_short
+from gradus.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
 ANSWERED = ROOT / "benchmarks" / "answered"
@@ -44,6 +45,26 @@ def test_a_prompt_that_was_cancelled_is_not_shown_as_read():
     found_there = found("long_beside_short_roofline.json")["shapes"][:1]
     row = found_there[0]["rows"][0] | {"long_ttft_s": None, "long_seconds": 45.0}
     assert "| over 45.0, 1.5 s |" in long_beside_short.table([found_there[0] | {"rows": [row]}])
+
+
+def test_a_small_model_is_measured_in_an_engine_that_times_its_steps_as_a_servers_does(tmp_path, monkeypatch):
+    out, targets, read_alone = tmp_path / "found.json", [], long_beside_short.read_alone
+
+    def look(engine, *others):
+        targets.append(engine.scheduler.target)
+        return read_alone(engine, *others)
+
+    monkeypatch.setattr(long_beside_short, "read_alone", look)
+    assert long_beside_short.main(["--quick", "--device", "cpu", "--slowdowns", "2", "--out", str(out)]) == 0
+    assert [(each.seconds, each.slowdown) for each in targets] == [long_beside_short.SERVED]
+    found = json.loads(out.read_text())["rows"]
+    assert [row["way"] for row in found] == ["no step target", "served", "slowdown 2"]
+    assert all(row["long_tokens"] == 300 and row["long_ttft_s"] > 0 for row in found)
+
+
+def test_a_slowdown_that_could_not_be_served_is_one_line(tmp_path):
+    with pytest.raises(ConfigError, match=r"^slowdown must be a number above 1, got 0\.5$"):
+        long_beside_short.main(["--simulated", "--slowdowns", "0.5", "--out", str(tmp_path / "none.json")])
 
 
 def test_times_per_token_count_the_tokens_between_two_moments():

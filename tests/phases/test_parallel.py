@@ -92,9 +92,12 @@ def test_the_engine_of_any_phase_with_a_plain_runner_can_be_cut(phase):
     assert found == [tokens_of_one_process("tiny-llama")] * 2
 
 
-def test_a_phase_with_a_runner_of_its_own_is_refused():
-    with pytest.raises(ConfigError, match=r"p02 has a runner of its own: choose p00, p01, p03, p04, p05 or p06"):
-        on_all_ranks(lambda exchange: engines(tiny_model("tiny-llama"), exchange, "p02"))
+@pytest.mark.parametrize(
+    ("phase", "line"), [("p02", "p02 has a runner of its own"), ("p07", "p07 makes a model of its own from each part")]
+)
+def test_a_phase_that_would_not_run_the_part_as_it_is_is_refused(phase, line):
+    with pytest.raises(ConfigError, match=f"^{line}: choose p00, p01, p03, p04, p05 or p06$"):
+        on_all_ranks(lambda exchange: engines(tiny_model("tiny-llama"), exchange, phase))
 
 
 @pytest.mark.parametrize(

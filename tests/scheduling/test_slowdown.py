@@ -13,6 +13,7 @@ from gradus.bench.predict.roofline import Machine, SpanShape, step_cost
 from gradus.bench.predict.simulation import BFLOAT16, VOCABULARY, SimulatedRunner, SimulatedStep, VirtualClock
 from gradus.cache.paged import PagedCache
 from gradus.cache.radix import PrefixIndex
+from gradus.config.options import Policy
 from gradus.engine.engine import Engine
 from gradus.engine.plan import Plan, Sampled, Span
 from gradus.engine.request import ModelLimits, Request, SamplingParams, SchedulingParams
@@ -54,12 +55,21 @@ class Crowd:
     """An engine whose streams decode. seconds: of steps that streams shared; plain: what their decodes alone took.
     chunks: the length of each chunk of the prompt "long". between: the steps after each that it was not in."""
 
-    def __init__(self, slowdown: float = 1.5, streams: int = STREAMS, lag: int = 0, micro_batches: int = 1) -> None:
+    def __init__(
+        self,
+        slowdown: float = 1.5,
+        streams: int = STREAMS,
+        lag: int = 0,
+        micro_batches: int = 1,
+        policy: Policy = "fcfs",
+        target: float = TARGET,
+    ) -> None:
         self.clock, self.free = VirtualClock(), 0.0
-        self.target = StepTarget(TARGET, even_position(CONFIG), self.clock, micro_batches, slowdown)
+        self.fixed = 0.0  # seconds that a step takes longer for having prompts
+        self.target = StepTarget(target, even_position(CONFIG), self.clock, micro_batches, slowdown)
         times = TimeLimits(self.clock)
         cache = PagedCache(1 << 15, 16, index=PrefixIndex())
-        self.scheduler = Scheduler(cache, 64, BUDGET, "fcfs", times, None, micro_batches, self.target)
+        self.scheduler = Scheduler(cache, 64, BUDGET, policy, times, None, micro_batches, self.target)
         self.runner = SimulatedRunner(CONFIG, self.clock, 64, H200)
         self.engine = Engine(self.scheduler, self, LIMITS, lag, times)
         self.prompts: dict[str, tuple[int, ...]] = {}
@@ -83,7 +93,8 @@ class Crowd:
         """Launch a step: the device runs one after the other, and the host goes on."""
         launched = self.clock.now
         result = self.runner.run(plan)
-        took, self.clock.now = self.clock.now - launched, launched
+        took = self.clock.now - launched + (self.fixed if plan.spans else 0.0)
+        self.clock.now = launched
         self.free = max(launched, self.free) + took
         if len(plan.decodes):
             alone = [SpanShape(start, 1, 1) for start in plan.decodes.starts.tolist()]
@@ -97,12 +108,11 @@ class Crowd:
             self.between[-1] += 1
         return Arriving(result, self.free, self.clock)
 
-    def ask(self, name: str, prompt: int, answer: int = 1, begins: tuple[int, ...] = (), **scheduling) -> None:
+    def ask(self, name: str, prompt: int, answer: int = 1, begins: tuple[int, ...] = (), n: int = 1, **how) -> None:
         draw = Random(name)
         self.prompts[name] = begins + tuple(int(draw.random() * VOCABULARY) for _ in range(prompt - len(begins)))
-        params = SamplingParams(max_tokens=answer, ignore_eos=True, seed=0)
-        scheduled = SchedulingParams(**scheduling)
-        self.engine.submit(Request.create(name, self.prompts[name], params, LIMITS, scheduled))
+        params = SamplingParams(max_tokens=answer, ignore_eos=True, seed=0, n=n)
+        self.engine.submit(Request.create(name, self.prompts[name], params, LIMITS, SchedulingParams(**how)))
 
     def steps(self, count: int) -> None:
         for _ in range(count):
@@ -167,6 +177,19 @@ def test_a_prompt_that_is_not_long_sits_no_step_out():
     assert len(crowd.chunks) > 1 and not any(crowd.between[:-1])
 
 
+def test_short_prompts_whose_steps_have_a_fixed_cost_do_not_make_an_ordinary_one_long():
+    took = []
+    for slowdown in (1.3, math.inf):
+        crowd = Crowd(slowdown, target=0.1)
+        crowd.fixed = 0.005
+        for number in range(60):
+            crowd.read(f"short {number}", 30)
+        began = crowd.clock.now
+        crowd.read("long", LONG // 2)
+        took.append(crowd.clock.now - began)
+    assert took[0] < 2 * took[1] < 0.3  # by the short prompts' pace it would take more than a second
+
+
 def test_a_prompt_alone_takes_the_whole_budget_and_owes_nothing():
     crowd = Crowd(streams=0)
     crowd.read("long")
@@ -192,12 +215,49 @@ def test_a_short_prompt_starts_in_a_step_that_the_long_one_sits_out():
     assert crowd.read("short", 30) == 1 and crowd.between[-1] == 3
 
 
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+def test_a_short_prompt_starts_in_a_step_that_a_long_one_sits_out_before_it_began(policy):
+    crowd = Crowd(policy=policy)
+    crowd.read("long")
+    assert crowd.target._debt > 0
+    crowd.ask("next", LONG)
+    crowd.steps(2)
+    assert not crowd.scheduler.current.prefilling, "it waits until the first one's last chunk is paid for"
+    assert crowd.read("short", 30) == 1
+    crowd.until_first_token("next")
+
+
+def test_a_short_prompt_passes_an_urgent_long_one_that_has_not_begun():
+    crowd = Crowd(policy="priority")
+    crowd.ask("long", LONG, priority=1)
+    crowd.until_it_sits_out()
+    crowd.ask("urgent", LONG, priority=-1)
+    assert crowd.read("short", 30, priority=-1) == 1 and crowd.between[-1] > 2
+    crowd.until_first_token("urgent")
+    assert "long" not in crowd.first
+
+
 def test_a_prefix_that_a_long_prompt_computes_is_not_computed_twice_while_it_sits_out():
     crowd = Crowd()
     crowd.ask("long", LONG)
     crowd.until_it_sits_out()
     crowd.read("same beginning", LONG - 80, begins=crowd.prompts["long"][: LONG - 100])
     assert crowd.scheduler.cached_tokens >= 0.95 * LONG and sum(crowd.chunks) == LONG
+
+
+def test_samples_of_a_long_prompt_start_as_soon_as_the_first_has_read_it():
+    crowd = Crowd()
+    crowd.ask("long", LONG, 20, n=3)
+    crowd.until_first_token("long")
+    assert crowd.target._debt > 0
+    crowd.steps(1)
+    assert [each.index for each in crowd.scheduler.running if each.request_id == "long"] == [0, 1, 2]
+
+
+def test_a_prompt_advances_however_close_to_1_the_slowdown_is():
+    crowd = Crowd(slowdown=1.0001, streams=4)
+    crowd.read("long")
+    assert 1.2 < crowd.slowdown < 1.3  # it counts as much as a stream
 
 
 def test_where_many_prompts_wait_a_few_streams_do_not_hold_them_up():

@@ -126,12 +126,26 @@ def test_steps_planned_ahead_keep_the_target_too(lag):
 
 
 def test_the_runners_own_time_of_a_step_counts_where_it_has_one():
-    target = StepTarget(1.0, EVEN, VirtualClock())
+    clock = VirtualClock()
+    target = StepTarget(1.0, EVEN, clock)
     for _ in range(2):
         target.began(Plan())
+    clock.now += 1.0
     target.took(Plan(), 0.25)
-    target.took(Plan(), 0.0)  # the clock has not moved
-    assert target._plain < 0.25
+    assert target._plain == 0.25
+    target.took(Plan(), 0.0)  # the clock has not moved since
+    assert target._plain == 0.125
+
+
+def test_a_step_is_no_longer_than_since_it_was_planned():
+    clock = VirtualClock()
+    target = StepTarget(1.0, EVEN, clock)
+    for measured in (3600.3, 0.0):  # a device's clock counts what it waited for work, and so does the last commit
+        clock.now += 3600.0
+        target.began(Plan())
+        clock.now += 0.3
+        target.took(Plan(), measured)
+        assert target._plain == pytest.approx(0.3)
 
 
 # -- short prompts pass ------------------------------------------------------------------------------------------------

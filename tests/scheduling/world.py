@@ -114,6 +114,8 @@ class World:
         best = min(under_way, key=lambda span: by_order(span.sequence), default=None)
         planned = {span.sequence for span in plan.spans}
         sitting_out = [each for each in self.scheduler.current.prefilling if each not in planned]
+        if (head := self.scheduler.head()) is not None and self.scheduler._sits_out(head):
+            sitting_out.append(head)
         first = min([*(span.sequence for span in under_way), *sitting_out], key=by_order, default=None)
         passing = [span for span in plan.spans if self.target and self.passes(span, first, plan)]
         newcomers = [span for span in plan.spans if span.slot in entered and span not in passing]
@@ -125,11 +127,13 @@ class World:
             assert best.logits or cost(best) + one_more >= whole / 2, "the best prompt has less than half of the step"
 
     def passes(self, span: Span, best: Sequence | None, plan: Plan) -> bool:
-        """Whether a new prompt may pass the best one under way: it is shorter than the rest, and of the same rank."""
+        """Whether a new prompt may pass the best one, which is under way, or waits because it sits the step out: it is
+        shorter than the rest, and of the same rank."""
         if best is None or best.order[0] != span.sequence.order[0]:
             return False
         starts = {each.sequence: each.start for each in plan.spans}
-        return len(span.sequence.tokens) - span.start < len(best.tokens) - starts.get(best, self.cache.stored(best.id))
+        stored = best.known if best.slot < 0 else starts.get(best, self.cache.stored(best.id))
+        return len(span.sequence.tokens) - span.start < len(best.tokens) - stored
 
     def watch_best(self, best: Sequence) -> None:
         """Who was first among those running still runs, has ended, or gave way to a better class."""

@@ -118,10 +118,9 @@ class Settings:
             return EngineOptions(limits, **given)
         if self.remote:
             self._refuse_the_runners()
-        if "chunked" in self.switch_off and "token_budget" in given:
-            raise ConfigError("token_budget does nothing with chunked switched off: leave one of them out")
-        if "chunked" in self.switch_off and given.get("step_target"):
-            raise ConfigError("step_target does nothing with chunked switched off: leave one of them out")
+        for name in ("token_budget", "step_target", "slowdown"):
+            if "chunked" in self.switch_off and given.get(name):
+                raise ConfigError(f"{name} does nothing with chunked switched off: leave one of them out")
         if "slowdown" in given and not given.get("step_target"):
             raise ConfigError("slowdown does nothing without step_target: set step_target, or leave slowdown out")
         suiting = {name: one.suits[device] for name, one in SETTINGS.items() if device in one.suits}

@@ -2,7 +2,8 @@
 
 A step target cuts a long prompt into many steps, and every prompt behind it would wait for all of them. So a prompt
 passes the best one under way if it goes first by its order, or if it is shorter than the rest of the best one and ranks
-no lower. The length that counts is the number of tokens to compute.
+no lower. The same holds for a prompt that cannot begin yet because it sits out. The length that counts is the number of
+tokens to compute.
 """
 
 from collections.abc import Iterable
@@ -38,8 +39,8 @@ class Passing:
     def next(
         self, best: Sequence, waiting: WaitingQueue, under_way: list[Sequence], spare: int, slots: int
     ) -> Sequence | None:
-        """Return the waiting sequence to start although `best` is under way: one that goes first by its order, or else
-        the shortest that may pass; None if there is none.
+        """Return the waiting sequence to start before `best` goes on: one that goes first by its order, or else the
+        shortest that may pass; None if there is none.
 
         under_way: all prompts that are. The pages that they will still take are left to them. spare: the pages for new
         sequences. slots: the number of free ones; one is left to the head of the queue.

@@ -168,14 +168,20 @@ class Scheduler:
         rank = RANKS[self.policy](first)
         for sequence in sequences:
             sequence.order = rank, next(self._numbers)
-        if self.target is not None and not first.unscored:
-            first.known = self.cache.known(first.tokens, first.request.scheduling.cache_salt)
         if first.request.scheduling.deadline and self.times.too_late(first, self._steps_ahead(rank)):
             self.times.give_up(sequences)
         self.requests[first.request.id] = {sequence.index: sequence for sequence in sequences}
         at_once = len(sequences) if self.cache.index is None else 1
-        self.waiting.extend(sequences[:at_once])
+        self._queue(sequences[:at_once])
         self.siblings.hold(first.request.id, sequences[at_once:])
+
+    def _queue(self, samples: list[Sequence]) -> None:
+        """Let samples of one prompt wait. What the prefix index has of it counts where prompts may pass or sit out."""
+        if samples and self.target is not None and not samples[0].unscored:
+            known = self.cache.known(samples[0].tokens, samples[0].request.scheduling.cache_salt)
+            for sequence in samples:
+                sequence.known = known
+        self.waiting.extend(samples)
 
     def _steps_ahead(self, rank: float) -> float:
         return self.waiting.steps_ahead(rank, self.max_sequences) / self.times.fastest
@@ -223,8 +229,8 @@ class Scheduler:
         self.left = (self.token_budget or sys.maxsize) - len(columns.going().slots)
         if self.target is not None:
             self._limit_prompts(self.target)
-        if self.current.prefilling:
-            self.continue_prompts()
+        if (best := self._best_prompt()) is not None:
+            self.continue_prompts(best)
         if (
             self.waiting.count and self.preemptions == preempted
         ):  # a sequence just sent back for want of pages must not take them again
@@ -310,11 +316,19 @@ class Scheduler:
         """Whether it is a long prompt that leaves this step to the others."""
         return self.left_long <= 0 and self.target is not None and self.target.is_long(sequence)
 
-    def continue_prompts(self) -> None:
+    def _best_prompt(self) -> Sequence | None:
+        """Return the best prompt under way, or the head of the queue if it is better and sits the step out: a prompt
+        that others may pass. None if there is none."""
+        prompts, head = self.current.prefilling, self.waiting.head()
+        if head is not None and self._sits_out(head):
+            prompts = [*prompts, head]
+        return min(prompts, key=BY_ORDER, default=None)
+
+    def continue_prompts(self, best: Sequence) -> None:
         """Plan the next chunks of the prompts under way, best first, after those that pass the best one."""
         under_way = sorted(self.current.prefilling, key=BY_ORDER)
-        if self.left_cost < math.inf and under_way:
-            self.let_pass(under_way[0])
+        if self.left_cost < math.inf:
+            self.let_pass(best)
         planned = {span.sequence for span in self.plan.spans}
         for sequence in under_way:
             if sequence not in planned:
@@ -346,10 +360,10 @@ class Scheduler:
         self.plan.spans.append(Span(sequence, sequence.slot, start, tokens[start:end], logits, pages, scores))
         self.left = max(0, self.left - _price(sequence) * (end - start))
         if self.left_cost < math.inf and self.target is not None:
-            left = self.left_cost - _price(sequence) * self.target.cost(start, end)
-            self.left_cost = max(0.0, left) if logits else 0.0  # a cut prompt has filled the step
+            cost = _price(sequence) * self.target.cost(start, end)
+            self.left_cost = max(0.0, self.left_cost - cost) if logits else 0.0  # a cut prompt has filled the step
             if self.target.is_long(sequence):
-                self.left_long -= self.target.cost(start, end)
+                self.left_long -= cost
 
     def _end_of_span(self, sequence: Sequence, start: int) -> int:
         """Return where a span from `start` on would end: one token is always taken."""
@@ -362,8 +376,8 @@ class Scheduler:
     # -- short prompts pass a long one ---------------------------------------------------------------------------------
 
     def let_pass(self, best: Sequence) -> None:
-        """Plan chunks of prompts that pass `best`, the best one under way, shortest first. Half of the room is kept for
-        it, or as much as it needs: so it never takes more than twice as many steps, whatever passes it."""
+        """Plan chunks of prompts that pass `best`, shortest first. Half of the room is kept for it, or as much as it
+        needs: so it never takes more than twice as many steps, whatever passes it."""
         left, left_cost = self.left, self.left_cost
         kept, kept_cost = self._half_for(best)
         self.left, self.left_cost = left - kept, left_cost - kept_cost
@@ -635,7 +649,7 @@ class Scheduler:
             if span.logits:
                 self.homes[sequence.slot].columns.publish(sequence)
         if sampled.error is None and span.logits:
-            self.waiting.extend(self.siblings.take(sequence.request_id, sys.maxsize))
+            self._queue(self.siblings.take(sequence.request_id, sys.maxsize))
         if sequence.finish_reason is not None:
             self.retire(sequence, poisoned=sampled.error is not None)
         return outputs
@@ -668,7 +682,7 @@ class Scheduler:
         if not samples:
             del self.requests[sequence.request_id]
         elif len(samples) == self.siblings.held(sequence.request_id):
-            self.waiting.extend(self.siblings.take(sequence.request_id, 1))
+            self._queue(self.siblings.take(sequence.request_id, 1))
 
     # -- state and invariants ------------------------------------------------------------------------------------------
 

@@ -125,7 +125,7 @@ class StepTarget:
         added = max(0.0, seconds - self._plain) if len(plan.decodes) else seconds  # by prompts
         self._settle(step, seconds, added * step.long_cost / cost if cost else 0.0)
         if plan.spans:
-            self._learn_pace(cost, added)
+            self._learn_pace(cost, added, long=step.long_cost > 0)
         else:
             self._plain = _moved(self._plain, seconds, 1 / 2, 1 / 2)
 
@@ -134,9 +134,14 @@ class StepTarget:
         counted = min(long_seconds, LARGEST_RISE * step.expected)
         self._debt = max(0.0, self._debt + counted - step.expected - step.rate * (seconds - long_seconds))
 
-    def _learn_pace(self, cost: float, seconds: float) -> None:
-        """Move the pace to that of prompts that took these seconds: the more of a full step, the further."""
-        falling, rising = (min(1.0, each / self.seconds) / 2 for each in (cost * self.pace, seconds))
+    def _learn_pace(self, cost: float, seconds: float, *, long: bool) -> None:
+        """Move the pace to that of prompts that took these seconds: the more of a full step, the further.
+
+        Short prompts bear a step's fixed cost, so many of them make all prompts look slow. A few chunks of a long one
+        correct that: downwards, a full chunk counts as much as a full step.
+        """
+        full = min(self.seconds, CHUNK * self._plain) if long and self._plain else self.seconds
+        falling, rising = min(1.0, cost * self.pace / full) / 2, min(1.0, seconds / self.seconds) / 2
         self.pace = _moved(self.pace, seconds / cost, falling, rising)
 
 
