@@ -135,14 +135,10 @@ class LateMachine(RuleBasedStateMachine):
         sequence = self.live.pop(which % len(self.live))
         while committed and sequence.under_way:
             sequence.commit()
-        start = sequence.stored
         if poisoned := poisoned < 2 and sequence.launch(3, poisoned=True):
             self.device.finish(sequence.under_way[-1][0])  # that is how it is noticed
-            known = self.cache.known([*sequence.tokens[: sequence.stored], 2], sequence.salt)
-            if known <= start and not self.cache.sliding:
-                # A chunk has no logits, so its pages are published before its numbers are seen. Not if others have the
-                # same pages: then it gives its own back at once, which is not the tier's affair.
-                self.cache.publish(sequence.id, sequence.tokens, sequence.stored)
+            # a chunk has no logits, so its pages are published before its numbers are seen
+            self.cache.publish(sequence.id, sequence.tokens, sequence.stored)
         sequence.release(poisoned)
 
     @rule(seed=WHICH, times=st.integers(1, 20))

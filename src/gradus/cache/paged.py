@@ -385,8 +385,8 @@ class PagedCache:
 
         end: only positions below it are published; later ones belong to steps in flight, whose numbers may yet turn out
         not finite. If another sequence has published the same tokens first, this one swaps its page for that one; plans
-        in flight keep their snapshots, so they are not affected. Returns whether it swapped. A sequence never seen has
-        no pages.
+        in flight keep their snapshots, so they are not affected. The next plan wipes the pages swapped out. Returns whether it swapped. A
+        sequence never seen has no pages.
         """
         resident = self.residents.get(id)
         if resident is None:
@@ -397,8 +397,10 @@ class PagedCache:
         assert self.index is not None and resident.cursor is not None, "without an index, publish_at is never reached"
         duplicates = self.index.insert(resident.cursor, tokens, resident.tables, end // self.page_size)
         for group, place, page in duplicates:
+            own = resident.tables[group][place]
             self.pool.share(page)
-            self.pool.drop(resident.tables[group][place])
+            self.pool.drop(own)
+            self.wiped.add(own)  # a chunk's numbers may turn out not finite once the page is another sequence's
             resident.tables[group][place] = page
             resident.sent = min(resident.sent, place)
         resident.publish_at = (resident.cursor.depth + 1) * self.page_size
