@@ -543,6 +543,53 @@ class Unread:
         return []
 
 
+class Written:
+    """Files that have no page, and note what would be written: each place, and what is in it by now."""
+
+    hit_positions = queued = 0
+
+    def __init__(self, copies: LateCopies) -> None:
+        self.copies, self.found = copies, []
+
+    def __contains__(self, key):
+        return False
+
+    def wants(self, key):
+        return True
+
+    def write(self, key, place, order):
+        self.found.append(list(self.copies.places[place]))  # KeyError: nothing is in that place
+
+    def touch(self, used):
+        """Nothing has an order here."""
+
+    def written(self):
+        return []
+
+
+def test_a_file_gets_a_place_only_once_its_page_is_there():
+    """A page leaves the pool while its copy out is under way, and another sequence computes the same one."""
+    machine = Machine(12, 4, (None,), places=20, ahead=12)
+    late = LateSequence(machine.cache, machine.memory, "late", list(TEXT))
+    first = LateSequence(machine.cache, machine.memory, "first", list(TEXT))
+    first.launch(20)
+    first.commit()
+    first.release()
+    machine.cache.settle()  # its pages are copied out, some time
+    machine.cache.forget()
+    files = machine.tier._files = Written(machine.copies)
+    late.launch(20)
+    late.commit()
+    assert len(machine.copies.places) < 5, "not all copies have arrived"
+    machine.device.drain()
+    machine.cache.settle()
+    late.release()
+    for number in range(2):
+        assert machine.computed([*TEXT, number]) == 20
+    assert len(files.found) >= 5 and all(None not in cells for cells in files.found)
+    machine.cache.check()
+
+
 def test_a_load_that_ends_early_leaves_no_page_to_a_step_that_is_still_copied_out():
     machine = Machine(8, 4, (None,), places=20, ahead=8)
     sequence = LateSequence(machine.cache, machine.memory, "a", list(TEXT))

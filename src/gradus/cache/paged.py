@@ -385,8 +385,8 @@ class PagedCache:
 
         end: only positions below it are published; later ones belong to steps in flight, whose numbers may yet turn out
         not finite. If another sequence has published the same tokens first, this one swaps its page for that one; plans
-        in flight keep their snapshots, so they are not affected. The next plan wipes the pages swapped out. Returns whether it swapped. A
-        sequence never seen has no pages.
+        in flight keep their snapshots, so they are not affected, and the next plan wipes the page swapped out. Returns
+        whether it swapped. A sequence never seen has no pages.
         """
         resident = self.residents.get(id)
         if resident is None:

@@ -84,6 +84,10 @@ class Slots:
             if not self._uses[place]:
                 self._free.append(place)
 
+    def in_use(self, place: int) -> bool:
+        """Whether a copy or thread works on a place."""
+        return self._uses[place] > 0
+
     def use(self, place: int) -> None:
         """Note that another copy or thread works on a place."""
         self._uses[place] += 1

@@ -158,8 +158,8 @@ class HostTier(Tier):
             elif room > 0 and files.wants(key):
                 if key not in self.slots:
                     fresh.append(page)
-                elif self._leaving[page] <= self._landed:
-                    self._write(self.slots.place(key), key, order)
+                elif not self.slots.in_use(place := self.slots.place(key)):  # else it may not be filled yet
+                    self._write(place, key, order)
                 room -= 1
         files.touch(used)
         self.keep(fresh)
