@@ -1,15 +1,18 @@
 """Files behind host memory: threads read pages into their places, each once, and what cannot be read is known."""
 
+import threading
 import time
 
 import pytest
 
 from gradus.cache.disk.folder import PrefixFolder
-from gradus.cache.disk.names import Names
+from gradus.cache.disk.names import DIGEST_BYTES, Names
 from gradus.cache.host import files as files_module
 from gradus.cache.host.files import MISSING, PENDING, WHOLE, Files
 
 SIZE, COUNT = 5000, 40  # not a multiple of a block
+FRESH = bytes(DIGEST_BYTES + 1)
+"""The key of a page that no file has."""
 
 
 class Places(list):
@@ -93,6 +96,80 @@ def test_what_was_not_read_before_it_was_stopped_is_missing(kept, monkeypatch):
     while PENDING in reading.states:
         time.sleep(1e-3)
     assert 1 <= reading.states.count(WHOLE) <= 3 and reading.states.count(MISSING) >= COUNT - 3
+
+
+def test_a_page_that_is_dropped_while_older_ones_make_room_is_no_matter(kept, monkeypatch):
+    """A reader drops a damaged file while the writing thread looks for the oldest ones."""
+    files, _, _, folder, _ = kept
+    older = folder._older
+
+    def dropped_meanwhile(order):
+        found = older(order)
+        folder.remove(found[0])
+        return found
+
+    monkeypatch.setattr(folder, "_older", dropped_meanwhile)
+    folder.most_bytes = folder.bytes
+    files.write(FRESH, 0, order=COUNT + 1)
+    while files.queued:
+        files.written()
+    assert files.lost == 0 and FRESH in files
+    assert folder.bytes == sum(file.size for file in folder._files.values())
+
+
+def test_a_bug_in_one_write_loses_that_page_alone(kept):
+    files, keys, places, *_ = kept
+    files.remove(keys[5])
+    places[5] = 5  # has no bytes
+    files.write(keys[5], 5, order=1)
+    while files.queued:
+        files.written()
+    assert files.lost == 1 and keys[5] not in files and files.wants(keys[5])
+
+
+@pytest.fixture
+def held_up(kept, monkeypatch):
+    """Hold the writing thread up in its next write until the event is set."""
+    _, _, _, folder, _ = kept
+    begun, goes_on, write = threading.Event(), threading.Event(), folder.write
+
+    def waits(name, page, order):
+        begun.set()
+        goes_on.wait()
+        return write(name, page, order)
+
+    monkeypatch.setattr(folder, "write", waits)
+    yield begun, goes_on
+    goes_on.set()
+
+
+def test_a_page_that_is_removed_is_gone_at_once(kept, held_up):
+    """Its numbers are not finite: no load may find it while other pages wait to be written."""
+    files, keys, _, folder, names = kept
+    begun, _ = held_up
+    files.write(FRESH, 0, order=1)
+    begun.wait()
+    files.remove(keys[3])
+    assert keys[3] not in files and not (folder.path / names.file(keys[3])).exists()
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_page_that_is_removed_while_it_is_written_does_not_stay(kept, held_up, again):
+    """again: a page of the same name waits to be written by then."""
+    files, _, places, *_ = kept
+    begun, goes_on = held_up
+    places[0], places[1] = bytearray(b"0") * SIZE, bytearray(b"1") * SIZE
+    files.write(FRESH, 0, order=1)
+    begun.wait()
+    files.remove(FRESH)
+    if again:
+        assert files.wants(FRESH)
+        files.write(FRESH, 1, order=1)
+    goes_on.set()
+    while files.queued:
+        files.written()
+    assert (FRESH in files) is again
+    assert not again or (read(files, [FRESH], [2]) == [WHOLE] and places[2] == places[1])
 
 
 def test_uses_are_noted_now_and_then_and_at_the_end(kept, monkeypatch):

@@ -61,8 +61,8 @@ class Files:
         self._writer = ThreadPoolExecutor(1, "prefixes to disk")
         self._count, self._readers = readers, ThreadPoolExecutor(readers, "prefixes from disk")
         self._reading: Reading | None = None
-        self._writing: deque[tuple[Future[bool], int]] = deque()
-        self._queued: set[bytes] = set()
+        self._writing: deque[tuple[Future[bool], bytes, int]] = deque()
+        self._queued: dict[bytes, int] = {}  # by key: the place that is to be written, unless it was removed
         self._used: dict[bytes, int] = {}  # by key: the order of its last use
         self._touches = 0.0  # when these are noted
         self._resumes = 0.0
@@ -82,19 +82,23 @@ class Files:
 
     def write(self, key: bytes, place: int, order: int) -> None:
         """Queue a page to be written. `written` names its place afterwards."""
-        self._queued.add(key)
-        self._writing.append((self._writer.submit(self._write, key, place, order), place))
+        self._queued[key] = place
+        self._writing.append((self._writer.submit(self._write, key, place, order), key, place))
 
     def _write(self, key: bytes, place: int, order: int) -> bool:
+        if self._queued.get(key) != place or time.monotonic() < self._resumes:
+            return False
         try:
-            if key not in self._queued or time.monotonic() < self._resumes:
-                return False
-            return self._folder.write(self._name(key), self._view(place), order)
+            written = self._folder.write(self._name(key), self._view(place), order)
         except OSError as error:
             self._pause(error)
             return False
-        finally:
-            self._queued.discard(key)
+        except Exception:  # a bug of ours: the page is computed when it is needed
+            log.exception("a page could not be written")
+            return False
+        if self._queued.get(key) != place:  # removed meanwhile
+            self._folder.remove(self._name(key))
+        return written
 
     def _pause(self, error: OSError) -> None:
         """Write nothing for a while: what is queued is lost."""
@@ -108,8 +112,10 @@ class Files:
             self._used, self._touches = {}, time.monotonic() + TOUCH_S
         places = []
         while self._writing and self._writing[0][0].done():
-            written, place = self._writing.popleft()
+            written, key, place = self._writing.popleft()
             self.lost += not (written.cancelled() or written.result())
+            if self._queued.get(key) == place:
+                del self._queued[key]
             places.append(place)
         return places
 
@@ -122,10 +128,10 @@ class Files:
             self._folder.touch(self._name(key), order)
 
     def remove(self, key: bytes) -> None:
-        """Remove a page, also one that waits to be written."""
-        if key in self._queued or key in self:
-            self._queued.discard(key)
-            self._writer.submit(self._folder.remove, self._name(key))
+        """Remove a page now, and see that one that is being written does not stay."""
+        self._queued.pop(key, None)
+        if key in self:
+            self._folder.remove(self._name(key))
 
     def read(self, keys: Sequence[bytes], places: Sequence[int]) -> Reading:
         """Begin to read pages into places."""
