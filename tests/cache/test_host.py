@@ -566,6 +566,22 @@ class Written:
     def written(self):
         return []
 
+    def close(self):
+        """There are no threads."""
+
+
+def test_what_is_on_its_way_to_files_gets_there_at_the_end():
+    machine = Machine(8, 4, (None,), places=20, ahead=8)
+    files = machine.tier._files = Written(machine.copies)
+    sequence = LateSequence(machine.cache, machine.memory, "last", list(TEXT))
+    sequence.launch(20)
+    sequence.commit()
+    sequence.release()
+    machine.device.drain()
+    assert machine.tier._out and not files.found, "no step comes that would notice its copies' arrival"
+    machine.tier.close()
+    assert len(files.found) == 5
+
 
 def test_a_file_gets_a_place_only_once_its_page_is_there():
     """A page leaves the pool while its copy out is under way, and another sequence computes the same one."""

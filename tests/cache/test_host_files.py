@@ -1,5 +1,7 @@
 """Files behind host memory: threads read pages into their places, each once, and what cannot be read is known."""
 
+import subprocess
+import sys
 import threading
 import time
 
@@ -31,6 +33,7 @@ def kept(tmp_path):
     names.extend(trail, list(range(4 * COUNT)), COUNT)
     keys, places = names.keys(trail, 0, COUNT, 0), Places(bytearray([at]) * SIZE for at in range(COUNT))
     files = Files(folder, names, places.view, readers=3)
+    files.start()
     for place, key in enumerate(keys):
         files.write(key, place, order=COUNT - place)
     written = []
@@ -48,6 +51,13 @@ def read(files, keys, places):
     while PENDING in reading.states:
         time.sleep(1e-3)
     return list(reading.states)
+
+
+def caught_up(files):
+    """Wait until the writing thread has done all that it has been given."""
+    done = threading.Event()
+    files._tasks.put(done.set)
+    done.wait()
 
 
 def test_several_threads_read_each_page_into_its_place(kept):
@@ -180,11 +190,36 @@ def test_uses_are_noted_now_and_then_and_at_the_end(kept, monkeypatch):
 
     files.touch([(keys[0], 10_000), (keys[1], 9_000)])
     files.written()
-    files._writer.submit(int).result()  # all before it is done
+    caught_up(files)
     assert (order(0), order(1)) == (10_000, 9_000)
     files.touch([(keys[0], 20_000)])
     files.written()
-    files._writer.submit(int).result()
+    caught_up(files)
     assert order(0) == 10_000 and files_module.TOUCH_S > 1
     files.close()
     assert order(0) == 20_000
+
+
+UNCLOSED = """
+import sys
+from pathlib import Path
+from weakref import finalize
+
+from gradus.cache.disk.folder import PrefixFolder
+from gradus.cache.disk.names import Names
+from gradus.cache.host.files import Files
+
+folder = PrefixFolder(Path(sys.argv[1]), 1 << 30)
+files = Files(folder, Names({}, folder.secret, 4), lambda place: memoryview(bytearray(5000)))
+files.start()
+finalize(folder, files.close)  # as an engine's
+for place in range(20):
+    files.write(bytes([place]) * 21, place, 1000 - place)
+files.touch([(bytes(21), 2000)])
+"""
+
+
+def test_a_process_may_end_without_closing_its_engine(tmp_path):
+    done = subprocess.run([sys.executable, "-c", UNCLOSED, tmp_path / "p"], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(list(tmp_path.glob("p/*/*"))) == 20

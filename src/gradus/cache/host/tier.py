@@ -18,11 +18,12 @@ calls take columns of pages: no object per page, and no key is computed twice.
 import time
 from collections import deque
 from collections.abc import Hashable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from gradus.cache.disk.names import Names, Trail
-from gradus.cache.disk.tier import WORTH_TOKENS
+from gradus.cache.disk.tier import CLOSE_S, WORTH_TOKENS
 from gradus.cache.host.copies import Copies, Copy
 from gradus.cache.host.files import MISSING, PENDING, WHOLE, Files, Reading
 from gradus.cache.host.slots import NO_PLACE, Slots
@@ -366,8 +367,7 @@ class HostTier(Tier):
     # -- copies are done -----------------------------------------------------------------------------------------------
 
     def settle(self) -> None:
-        while self._out and self._out[0].copy.done:
-            self._landed_out(self._out.popleft())
+        self._settle_out()
         while self._back and self._back[0].copy.done:
             self.slots.done(self._back.popleft().places)
         if self._late:
@@ -377,6 +377,10 @@ class HostTier(Tier):
             self.slots.done(self._files.written())
         if self._load is not None:
             self._advance(self._load)
+
+    def _settle_out(self) -> None:
+        while self._out and self._out[0].copy.done:
+            self._landed_out(self._out.popleft())
 
     def _landed_out(self, flight: OutFlight) -> None:
         self._landed = flight.number
@@ -391,11 +395,23 @@ class HostTier(Tier):
         self.slots.use(place)
         self._files.write(key, place, order)
 
-    def close(self) -> None:
-        """Write what is queued for files, for a while, and give host memory back."""
+    def start(self) -> None:
         if self._files is not None:
+            self._files.start()
+
+    def close(self) -> None:
+        """Write to files what is on its way there, for a while, and give host memory back."""
+        if self._files is not None:
+            self._wait_for_copies_out(CLOSE_S)
             self._files.close()
         self._copies.close()
+
+    def _wait_for_copies_out(self, seconds: float) -> None:
+        ends = time.monotonic() + seconds
+        with suppress(RuntimeError):  # a device that has failed copies nothing any more
+            while self._out and time.monotonic() < ends:
+                self._settle_out()
+                time.sleep(POLL_S)
 
     # -- the books -----------------------------------------------------------------------------------------------------
 
