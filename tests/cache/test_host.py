@@ -452,7 +452,7 @@ def test_a_load_gives_way_to_a_sequence_that_runs():
 def test_pages_of_a_poisoned_sequence_leave_host_memory(monkeypatch, discards):
     """A chunk's pages are published before a number in them turns out not finite."""
     if not discards:
-        monkeypatch.setattr(HostTier, "discard", lambda self, trail, groups, pages: None)
+        monkeypatch.setattr(HostTier, "discard", lambda self, trail, tables, pages: None)
     machine = Machine(16, 4, (None,), places=20, ahead=16)
     sequence = LateSequence(machine.cache, machine.memory, "p", list(TEXT))
     sequence.launch(20, poisoned=True)

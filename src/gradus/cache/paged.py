@@ -436,7 +436,7 @@ class PagedCache:
                     *filter(self.pool.idle.__contains__, gone)
                 )  # ends of other paths, and given-back pages
         if self.tier is not None and resident.trail is not None:
-            self.tier.discard(resident.trail, len(self.windows), left)
+            self.tier.discard(resident.trail, resident.tables, left)
 
     def forget(self) -> None:
         """Empty the index of all pages that no sequence holds, as if the cache were new."""

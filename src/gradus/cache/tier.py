@@ -51,9 +51,10 @@ class Tier(ABC):
         """
 
     @abstractmethod
-    def discard(self, trail: Trail, groups: int, pages: Sequence[int]) -> None:
-        """Forget the pages that a sequence has computed, since their numbers may not be finite. pages: those that leave
-        the index because of that, which may be other sequences' as well."""
+    def discard(self, trail: Trail, tables: Sequence[list[int]], pages: Sequence[int]) -> None:
+        """Forget the pages that a sequence has computed, since their numbers may not be finite, and those of its pages
+        that leave the index because of that. tables: its block tables. pages: all that leave the index, which may be
+        other sequences' as well."""
 
     @abstractmethod
     def find(

@@ -196,9 +196,9 @@ class HostTier(Tier):
         if load:
             self._before_load = copy
 
-    def discard(self, trail: Trail, groups: int, pages: Sequence[int]) -> None:
+    def discard(self, trail: Trail, tables: Sequence[list[int]], pages: Sequence[int]) -> None:
         keys = {key for page in pages if (key := self._keys[page]) is not None}
-        for group in range(groups):
+        for group in range(len(tables)):
             keys.update(self._names.keys(trail, max(trail.found, trail.start), trail.end, group))
         for key in keys:
             self.slots.remove(key)
