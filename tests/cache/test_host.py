@@ -422,6 +422,31 @@ def test_pages_that_are_not_copied_in_time_are_lost_and_computed_again():
     assert machine.computed(TEXT) < 16
 
 
+def test_copies_that_make_room_for_a_load_do_not_take_its_places():
+    """Its session is the one that was away longest, so its pages would be the next to go."""
+    machine = Machine(5, 4, (None,), places=9, ahead=1)
+    for text in (TEXT, [50, *TEXT[:16]]):
+        machine.computed(text)
+        machine.tier.keep(list(machine.cache.pool.idle))
+        machine.device.drain()
+        machine.cache.settle()
+        machine.cache.forget()
+    assert len(machine.tier.slots) == 9
+    machine.computed([60, *TEXT[:19]])  # fills the pool, and is not copied yet
+    assert machine.computed(TEXT) == 16
+
+
+def test_a_load_without_room_counts_as_no_refusal():
+    machine = Machine(5, 4, (None,), places=9, ahead=5)
+    machine.computed(TEXT)
+    machine.cache.forget()
+    before = machine.tier.slots.by_use()
+    runs = LateSequence(machine.cache, machine.memory, "runs", [9, 9, 9, 9, 9])
+    assert runs.launch(5)
+    machine.cache.load(TEXT, None, 5)
+    assert not machine.cache.loading and machine.cache.refusals == 0 and machine.tier.slots.by_use() == before
+
+
 def test_a_wiped_page_that_a_load_has_filled_is_not_wiped_again():
     machine = Machine(7, 4, (None,), places=20, ahead=8)
     machine.computed(TEXT)

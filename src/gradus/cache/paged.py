@@ -204,11 +204,13 @@ class PagedCache:
         starts = [max(first, first_page(end * self.page_size, window, self.page_size)) for window in self.windows]
         self.pool.share(*self._pages(tables))
         count = sum(end - start for start in starts)
-        self._keep_ahead(self.tier, count)
-        taken = self._take(count, load=True)
-        if taken is None:
+        if count > self.pool.available:
             self.pool.drop(*self._pages(tables)[::-1])
             return
+        self.tier.use(trail, starts, end)
+        self._keep_ahead(self.tier, count)
+        taken = self._take(count, load=True)
+        assert taken is not None, "there is room"
         pages = iter(taken)
         for table, start in zip(tables, starts, strict=True):
             table += [0] * (start - first) + [next(pages) for _ in range(start, end)]

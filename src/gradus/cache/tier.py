@@ -108,6 +108,10 @@ class Tier(ABC):
     def keep(self, pages: list[int]) -> None:  # noqa: B027
         """Copy pages that will be evicted next, the least recently used first."""
 
+    def use(self, trail: Trail, starts: Sequence[int], end: int) -> None:  # noqa: B027
+        """Count pages [start, end) of each layer group as used now. They are loaded next, and the copies that make room
+        for that must not take their places."""
+
     def evicted(self, pages: list[int]) -> None:  # noqa: B027
         """Take note that the index has no use for these pages any more. They still have their contents."""
 

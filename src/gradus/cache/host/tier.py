@@ -225,6 +225,12 @@ class HostTier(Tier):
             start, count = to, 2 * count
         return found
 
+    def use(self, trail: Trail, starts: Sequence[int], end: int) -> None:
+        for place in range(end - 1, min(starts) - 1, -1):
+            for group, start in enumerate(starts):
+                if place >= start:
+                    self.slots.touch(self._names.keys(trail, place, place + 1, group))
+
     def load(self, trail: Trail, tables: Sequence[list[int]], first: int, end: int) -> Return:
         assert self._load is None, "one load at a time"
         self._load = load = Return(end - first, [])
