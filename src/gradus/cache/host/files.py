@@ -139,9 +139,9 @@ class Files:
         places = []
         while self._writing and self._writing[0].state != PENDING:
             writing = self._writing.popleft()
-            self.lost += writing.state == MISSING
-            if self._queued.get(writing.key) is writing:
+            if self._queued.get(writing.key) is writing:  # else it was removed
                 del self._queued[writing.key]
+                self.lost += writing.state == MISSING
             places.append(writing.place)
         return places
 
