@@ -669,6 +669,41 @@ def test_a_read_that_fails_ends_a_load_and_the_rest_is_computed():
     assert machine.computed(TEXT) == 0
 
 
+# -- places ------------------------------------------------------------------------------------------------------------
+
+
+class Looks(list):
+    """Counts how often an entry is looked at."""
+
+    count = 0
+
+    def __getitem__(self, place):
+        self.count += 1
+        return super().__getitem__(place)
+
+
+@pytest.mark.parametrize(("busy", "entered"), [(300, 100), (400, 0)])
+def test_places_in_use_are_not_looked_at_again_for_each_page_that_comes(busy, entered):
+    """A disk is slower than the engine: many of the oldest pages wait to be written."""
+    slots, keys = Slots(400), [bytes([number % 256, number // 256]) for number in range(500)]
+    places = slots.enter(keys[:400])
+    slots.done(places[busy:])
+    slots._uses = looks = Looks(slots._uses)
+    found = slots.enter(keys[400:])
+    assert sum(place != NO_PLACE for place in found) == entered == slots.evictions
+    assert all(key in slots for key in keys[:busy]) and looks.count < 1000
+    slots.done([place for place in found if place != NO_PLACE])
+    slots.check()
+
+
+def test_a_page_in_use_when_its_turn_comes_counts_as_used():
+    slots = Slots(4)
+    places = slots.enter([b"a", b"b", b"c", b"d"])
+    slots.done(places[1:])
+    slots.enter([b"e"])
+    assert slots.by_use() == [b"c", b"d", b"a", b"e"]
+
+
 # -- idle pages, each listed once --------------------------------------------------------------------------------------
 
 
