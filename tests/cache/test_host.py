@@ -270,7 +270,7 @@ class OrderMachine(RuleBasedStateMachine):
         text, before = self.texts[like % len(self.texts)]
         tokens, salt = [*text[:cut], *tail, 1], before if cut % 4 else salt
         longest = (len(tokens) - 1) // self.size
-        pool = self.cache.known(tokens, salt) // self.size
+        pool = self.cache.known(tokens, salt)[0] // self.size
         names, hit = self.names(tokens, salt, longest), pool
         while hit < longest and names[hit] in self.order:
             hit += 1
@@ -348,7 +348,7 @@ def test_what_the_pool_gave_up_comes_back():
     assert machine.computed(TEXT) == 0
     for other in (50, 60):
         assert machine.computed([other, *TEXT]) == 0
-    assert machine.cache.known(TEXT) == 0
+    assert machine.cache.known(TEXT) == (0, 16)
     assert machine.computed([*TEXT[:11], 77, 78]) == 8, "as far as it is the same"
     assert machine.computed(TEXT) == 16
     usage = machine.cache.usage()
@@ -663,7 +663,7 @@ def test_a_read_that_fails_ends_a_load_and_the_rest_is_computed():
     load = machine.tier._load
     load.reading.states[0] = MISSING
     machine.cache.settle()
-    assert not machine.cache.loading and machine.cache.known(TEXT) == 0
+    assert not machine.cache.loading and machine.cache.known(TEXT)[0] == 0
     assert not machine.tier.slots.by_use()
     machine.tier._files = None
     assert machine.computed(TEXT) == 0

@@ -145,9 +145,14 @@ class PagedCache:
             self.tier.save(trail, tokens, resident.tables, hit)
         return resident.stored
 
-    def known(self, tokens: list[int], salt: Hashable = None) -> int:
-        """Return how many positions `admit` would hit, holding nothing."""
-        return 0 if self.index is None else self.index.match(tokens, salt)[0].depth * self.page_size
+    def known(self, tokens: list[int], salt: Hashable = None) -> tuple[int, int]:
+        """Return how many positions `admit` would hit now, and once the second tier has given back what it has. Holds
+        nothing."""
+        if self.index is None:
+            return 0, 0
+        cursor, tables = self.index.match(tokens, salt)
+        _, end = self._find(self.index, tokens, salt, tables, NEVER)
+        return cursor.depth * self.page_size, max(cursor.depth, end) * self.page_size
 
     def pages_for(self, positions: int) -> int:
         """Return the pages that hold this many positions, of all layer groups together."""
@@ -196,10 +201,9 @@ class PagedCache:
         if self.tier is None or self.index is None:
             return
         cursor, tables = self.index.match(tokens, salt)
-        first, end = cursor.depth, (len(tokens) - 1) // self.page_size
-        trail = self.tier.trail(salt, tables)
-        end = self._loadable(self.index, tables, self.tier.find(trail, tokens, first, end, self.windows), most)
-        if end <= first:
+        first = cursor.depth
+        trail, end = self._find(self.index, tokens, salt, tables, most)
+        if trail is None or end <= first:
             return
         starts = [max(first, first_page(end * self.page_size, window, self.page_size)) for window in self.windows]
         self.pool.share(*self._pages(tables))
@@ -218,6 +222,16 @@ class PagedCache:
         unwiped = self.wiped.intersection(taken)
         self.wiped -= unwiped  # the next plan would wipe what the load has brought by then
         self.arrival = Arrival(tokens[: end * self.page_size], cursor, tables, load, unwiped)
+
+    def _find(
+        self, index: PrefixIndex, tokens: list[int], salt: Hashable, tables: list[list[int]], most: int
+    ) -> tuple[Trail | None, int]:
+        """Find where a load of up to `most` pages could end, and the path there. tables: of the index's hit."""
+        if self.tier is None:
+            return None, 0
+        trail, end = self.tier.trail(salt, tables), (len(tokens) - 1) // self.page_size
+        there = self.tier.find(trail, tokens, len(tables[0]), end, self.windows)
+        return trail, self._loadable(index, tables, there, most)
 
     def _loadable(self, index: PrefixIndex, tables: list[list[int]], there: list[list[bool]], most: int) -> int:
         """Find where a load could end. there: by layer group, the places after the hit that the second tier has."""
