@@ -146,8 +146,7 @@ class PagedCache:
         return resident.stored
 
     def known(self, tokens: list[int], salt: Hashable = None) -> tuple[int, int]:
-        """Return how many positions `admit` would hit now, and once the second tier has given back what it has. Holds
-        nothing."""
+        """Return how many positions `admit` would hit now, and how many after a load. Holds nothing."""
         if self.index is None:
             return 0, 0
         cursor, tables = self.index.match(tokens, salt)
