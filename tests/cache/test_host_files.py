@@ -11,6 +11,7 @@ from gradus.cache.disk.folder import PrefixFolder
 from gradus.cache.disk.names import DIGEST_BYTES, Names
 from gradus.cache.host import files as files_module
 from gradus.cache.host.files import MISSING, PENDING, WHOLE, Files
+from tests.cache.disk import FullFolder
 
 SIZE, COUNT = 5000, 40  # not a multiple of a block
 FRESH = bytes(DIGEST_BYTES + 1)
@@ -135,6 +136,25 @@ def test_a_bug_in_one_write_loses_that_page_alone(kept):
     while files.queued:
         files.written()
     assert files.lost == 1 and keys[5] not in files and files.wants(keys[5])
+
+
+def test_a_full_disk_warns_once_loses_pages_and_gives_every_place_back(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(files_module, "PAUSE_S", 0.0)
+    folder = FullFolder(tmp_path / "p", 1 << 30)
+    files = Files(folder, Names({}, folder.secret, 4), lambda place: memoryview(bytearray(SIZE)))
+    files.start()
+    places = []
+    for full in (True, False):
+        folder.full = full
+        for place in range(3):
+            files.write(FRESH, place, order=1)
+            while files.queued:
+                places += files.written()
+            if not full:
+                files.remove(FRESH)
+    assert places == [0, 1, 2] * 2 and files.lost == 3 and len(caplog.records) == 1
+    assert "No space left" in caplog.text and folder.bytes == 0
+    files.close()
 
 
 @pytest.fixture
