@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from gradus.cache.disk.names import Names
-from gradus.cache.host.files import MISSING, Reading
+from gradus.cache.host.files import MISSING, WHOLE, Reading
 from gradus.cache.host.slots import NO_PLACE, Slots
 from gradus.cache.host.tier import HostTier
 from gradus.cache.idle import IdlePages
@@ -654,6 +654,27 @@ def test_a_load_that_ends_early_leaves_no_page_to_a_step_that_is_still_copied_ou
     assert sum(machine.tier.slots._uses) > 0, "places that are still read into are nobody else's"
     machine.tier._files = None
     machine.cache.check()
+
+
+class ReadMeanwhile(bytearray):
+    """States of pages that a thread reads between one look and the next."""
+
+    def __getitem__(self, at):
+        found = super().__getitem__(at)
+        self[at] = WHOLE
+        return found
+
+
+def test_a_page_read_between_two_looks_gives_its_place_back():
+    machine = Machine(8, 4, (None,), places=20, ahead=8)
+    machine.tier._files = Unread()
+    machine.cache.load(TEXT, None, 8)
+    load = machine.tier._load
+    machine.cache._stop_loading(machine.cache.arrival)
+    load.reading.states = ReadMeanwhile(load.reading.states)
+    for _ in range(3):
+        machine.cache.settle()
+    assert not sum(machine.tier.slots._uses) and len(machine.tier.slots._free) == 20
 
 
 def test_a_read_that_fails_ends_a_load_and_the_rest_is_computed():

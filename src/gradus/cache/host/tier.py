@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from gradus.cache.disk.names import Names, Trail
-from gradus.cache.disk.tier import CLOSE_S, WORTH_TOKENS
+from gradus.cache.disk.tier import WORTH_TOKENS
 from gradus.cache.host.copies import Copies, Copy
 from gradus.cache.host.files import MISSING, PENDING, WHOLE, Files, Reading
 from gradus.cache.host.slots import NO_PLACE, Slots
@@ -33,7 +33,8 @@ from gradus.cache.usage import DiskUsage, HostUsage
 GRACE_S, TOKEN_S = 0.05, 50e-6
 """A load with files may take the first, and the second for each token that it has loaded. One that is slower than these
 20,000 tokens per second ends, and the rest of the prompt is computed."""
-POLL_S = 100e-6  # between two looks at a load, while there is nothing else to do
+POLL_S = 100e-6  # between two looks at copies, while there is nothing else to do
+LANDING_S = 1.0  # for the copies under way at the end, whose pages go to files
 
 
 class OutFlight(NamedTuple):
@@ -377,8 +378,9 @@ class HostTier(Tier):
         while self._back and self._back[0].copy.done:
             self.slots.done(self._back.popleft().places)
         if self._late:
-            self.slots.done([place for reading, file, place in self._late if reading.states[file] != PENDING])
-            self._late = [late for late in self._late if late[0].states[late[1]] == PENDING]
+            pending = [reading.states[file] == PENDING for reading, file, _ in self._late]  # threads go on meanwhile
+            self.slots.done([late[2] for late, wait in zip(self._late, pending, strict=True) if not wait])
+            self._late = [late for late, wait in zip(self._late, pending, strict=True) if wait]
         if self._files is not None:
             self.slots.done(self._files.written())
         if self._load is not None:
@@ -408,7 +410,7 @@ class HostTier(Tier):
     def close(self) -> None:
         """Write to files what is on its way there, for a while, and give host memory back."""
         if self._files is not None:
-            self._wait_for_copies_out(CLOSE_S)
+            self._wait_for_copies_out(LANDING_S)
             self._files.close()
         self._copies.close()
 
