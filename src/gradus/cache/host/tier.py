@@ -338,11 +338,11 @@ class HostTier(Tier):
         numbered = [(source, place) for place in range(load.launched, end) for source in load.sources[place]]
         at_once = self._copies.at_once
         for first in range(0, len(numbered), at_once):
-            some = numbered[first : first + at_once]
-            places = [source.place for source, _ in some]
-            copy = self._copies.back(places, [source.page for source, _ in some])
-            after = numbered[first + at_once :]
-            load.flights.append(BackFlight(copy, places, after[0][1] if after else end))
+            after = first + at_once
+            some = [source for source, _ in numbered[first:after]]
+            places = [source.place for source in some]
+            copy = self._copies.back(places, [source.page for source in some])
+            load.flights.append(BackFlight(copy, places, numbered[after][1] if after < len(numbered) else end))
         load.launched = end
 
     def stop(self, load: Load) -> None:
