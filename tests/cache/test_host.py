@@ -608,6 +608,20 @@ def test_what_is_on_its_way_to_files_gets_there_at_the_end():
     assert len(files.found) == 5
 
 
+def test_a_path_that_is_copied_for_files_loses_its_end_first_too():
+    machine = Machine(12, 4, (None,), places=20, ahead=1)
+    files = machine.tier._files = Written(machine.copies)
+    sequence = LateSequence(machine.cache, machine.memory, "a", list(TEXT))
+    sequence.launch(20)
+    sequence.commit()
+    keys = [machine.tier._keys[page] for page in machine.cache.residents["a"].tables[0][:5]]
+    assert machine.tier.slots.by_use() == keys[::-1]
+    machine.device.drain()
+    machine.cache.settle()
+    places = [machine.tier.slots.place(key) for key in keys]
+    assert files.found == [machine.copies.places[place] for place in places], "written from its beginning on"
+
+
 def test_a_file_gets_a_place_only_once_its_page_is_there():
     """A page leaves the pool while its copy out is under way, and another sequence computes the same one."""
     machine = Machine(12, 4, (None,), places=20, ahead=12)

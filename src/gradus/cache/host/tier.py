@@ -140,7 +140,7 @@ class HostTier(Tier):
                     self._keys[page] = key
         tables = [table[first:end] for table in tables]
         pages = [page for row in zip(*tables, strict=True) for page in row if page]
-        self.slots.touch([key for page in reversed(pages) if (key := self._keys[page]) is not None])
+        self._touch(pages)
         if self._files is not None:
             for table in tables:
                 for place, page in enumerate(table, first):
@@ -165,6 +165,11 @@ class HostTier(Tier):
                 room -= 1
         files.touch(used)
         self.keep(fresh)
+        self._touch(fresh)
+
+    def _touch(self, pages: list[int]) -> None:
+        """Count pages of a path, in its order, as used: its beginning last."""
+        self.slots.touch([key for page in reversed(pages) if (key := self._keys[page]) is not None])
 
     def keep(self, pages: list[int]) -> None:
         named = [(page, key) for page in pages if (key := self._keys[page]) is not None]
