@@ -261,9 +261,7 @@ def test_salts_never_mix_and_no_name_shows_one(tmp_path):
 @pytest.mark.parametrize("written", [False, True])
 def test_poisoned_pages_leave_the_disk(tmp_path, written):
     machine = Machine(tmp_path / "p", 32, 4, (None,))
-    sequence = Sequence(machine.cache, machine.memory, "s", list(TEXT), None)
-    sequence.step(20)
-    sequence.release()
+    Sequence(machine.cache, machine.memory, "h", list(TEXT), None).step(20)  # it holds its pages
     sequence = Sequence(machine.cache, machine.memory, "s", [*TEXT[:8], *TEXT], None)
     sequence.step(12, poisoned=True)
     # a chunk has no logits, so its pages are published before its numbers are seen
@@ -274,6 +272,24 @@ def test_poisoned_pages_leave_the_disk(tmp_path, written):
     machine.restart()
     assert computed(machine, [*TEXT[:8], *TEXT]) == 8
     assert computed(machine, TEXT) == 16
+
+
+def test_poisoned_pages_that_were_found_on_disk_leave_it(tmp_path):
+    """A sequence is cancelled before its numbers are seen, and the next one finds its pages after a restart."""
+    machine = Machine(tmp_path / "p", 32, 4, (None,))
+    assert computed(machine, [*TEXT[:4], 77]) == 0
+    cancelled = Sequence(machine.cache, machine.memory, "s", list(TEXT), None)
+    cancelled.step(12, poisoned=True)
+    machine.cache.publish("s", cancelled.tokens, cancelled.stored)
+    cancelled.release()
+    machine.restart()
+    machine.warm(TEXT, None)
+    healthy = Sequence(machine.cache, machine.memory, "h", [*TEXT[:4], 77, 78, 79, 80], None)
+    ill = Sequence(machine.cache, machine.memory, "s", list(TEXT), None)
+    assert (healthy.hit, ill.hit) == (4, 16) and ill.step(4, poisoned=True)
+    ill.release(poisoned=True)
+    machine.restart()
+    assert computed(machine, TEXT) == 4, "the page that another sequence held stays"
 
 
 def test_another_model_or_another_secret_hits_nothing(tmp_path):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from gradus.cache.disk.names import Names
-from gradus.cache.host.files import MISSING, Reading
+from gradus.cache.host.files import MISSING, WHOLE, Reading
 from gradus.cache.host.slots import NO_PLACE, Slots
 from gradus.cache.host.tier import HostTier
 from gradus.cache.idle import IdlePages
@@ -135,14 +135,10 @@ class LateMachine(RuleBasedStateMachine):
         sequence = self.live.pop(which % len(self.live))
         while committed and sequence.under_way:
             sequence.commit()
-        start = sequence.stored
         if poisoned := poisoned < 2 and sequence.launch(3, poisoned=True):
             self.device.finish(sequence.under_way[-1][0])  # that is how it is noticed
-            known = self.cache.known([*sequence.tokens[: sequence.stored], 2], sequence.salt)
-            if known <= start and not self.cache.sliding:
-                # A chunk has no logits, so its pages are published before its numbers are seen. Not if others have the
-                # same pages: then it gives its own back at once, which is not the tier's affair.
-                self.cache.publish(sequence.id, sequence.tokens, sequence.stored)
+            # a chunk has no logits, so its pages are published before its numbers are seen
+            self.cache.publish(sequence.id, sequence.tokens, sequence.stored)
         sequence.release(poisoned)
 
     @rule(seed=WHICH, times=st.integers(1, 20))
@@ -274,7 +270,7 @@ class OrderMachine(RuleBasedStateMachine):
         text, before = self.texts[like % len(self.texts)]
         tokens, salt = [*text[:cut], *tail, 1], before if cut % 4 else salt
         longest = (len(tokens) - 1) // self.size
-        pool = self.cache.known(tokens, salt) // self.size
+        pool = self.cache.known(tokens, salt)[0] // self.size
         names, hit = self.names(tokens, salt, longest), pool
         while hit < longest and names[hit] in self.order:
             hit += 1
@@ -352,7 +348,7 @@ def test_what_the_pool_gave_up_comes_back():
     assert machine.computed(TEXT) == 0
     for other in (50, 60):
         assert machine.computed([other, *TEXT]) == 0
-    assert machine.cache.known(TEXT) == 0
+    assert machine.cache.known(TEXT) == (0, 16)
     assert machine.computed([*TEXT[:11], 77, 78]) == 8, "as far as it is the same"
     assert machine.computed(TEXT) == 16
     usage = machine.cache.usage()
@@ -426,6 +422,31 @@ def test_pages_that_are_not_copied_in_time_are_lost_and_computed_again():
     assert machine.computed(TEXT) < 16
 
 
+def test_copies_that_make_room_for_a_load_do_not_take_its_places():
+    """Its session is the one that was away longest, so its pages would be the next to go."""
+    machine = Machine(5, 4, (None,), places=9, ahead=1)
+    for text in (TEXT, [50, *TEXT[:16]]):
+        machine.computed(text)
+        machine.tier.keep(list(machine.cache.pool.idle))
+        machine.device.drain()
+        machine.cache.settle()
+        machine.cache.forget()
+    assert len(machine.tier.slots) == 9
+    machine.computed([60, *TEXT[:19]])  # fills the pool, and is not copied yet
+    assert machine.computed(TEXT) == 16
+
+
+def test_a_load_without_room_counts_as_no_refusal():
+    machine = Machine(5, 4, (None,), places=9, ahead=5)
+    machine.computed(TEXT)
+    machine.cache.forget()
+    before = machine.tier.slots.by_use()
+    runs = LateSequence(machine.cache, machine.memory, "runs", [9, 9, 9, 9, 9])
+    assert runs.launch(5)
+    machine.cache.load(TEXT, None, 5)
+    assert not machine.cache.loading and machine.cache.refusals == 0 and machine.tier.slots.by_use() == before
+
+
 def test_a_wiped_page_that_a_load_has_filled_is_not_wiped_again():
     machine = Machine(7, 4, (None,), places=20, ahead=8)
     machine.computed(TEXT)
@@ -456,7 +477,7 @@ def test_a_load_gives_way_to_a_sequence_that_runs():
 def test_pages_of_a_poisoned_sequence_leave_host_memory(monkeypatch, discards):
     """A chunk's pages are published before a number in them turns out not finite."""
     if not discards:
-        monkeypatch.setattr(HostTier, "discard", lambda self, trail, groups, pages: None)
+        monkeypatch.setattr(HostTier, "discard", lambda self, trail, tables, pages: None)
     machine = Machine(16, 4, (None,), places=20, ahead=16)
     sequence = LateSequence(machine.cache, machine.memory, "p", list(TEXT))
     sequence.launch(20, poisoned=True)
@@ -547,6 +568,83 @@ class Unread:
         return []
 
 
+class Written:
+    """Files that have no page, and note what would be written: each place, and what is in it by now."""
+
+    hit_positions = queued = 0
+
+    def __init__(self, copies: LateCopies) -> None:
+        self.copies, self.found = copies, []
+
+    def __contains__(self, key):
+        return False
+
+    def wants(self, key):
+        return True
+
+    def write(self, key, place, order):
+        self.found.append(list(self.copies.places[place]))  # KeyError: nothing is in that place
+
+    def touch(self, used):
+        """Nothing has an order here."""
+
+    def written(self):
+        return []
+
+    def close(self):
+        """There are no threads."""
+
+
+def test_what_is_on_its_way_to_files_gets_there_at_the_end():
+    machine = Machine(8, 4, (None,), places=20, ahead=8)
+    files = machine.tier._files = Written(machine.copies)
+    sequence = LateSequence(machine.cache, machine.memory, "last", list(TEXT))
+    sequence.launch(20)
+    sequence.commit()
+    sequence.release()
+    machine.device.drain()
+    assert machine.tier._out and not files.found, "no step comes that would notice its copies' arrival"
+    machine.tier.close()
+    assert len(files.found) == 5
+
+
+def test_a_path_that_is_copied_for_files_loses_its_end_first_too():
+    machine = Machine(12, 4, (None,), places=20, ahead=1)
+    files = machine.tier._files = Written(machine.copies)
+    sequence = LateSequence(machine.cache, machine.memory, "a", list(TEXT))
+    sequence.launch(20)
+    sequence.commit()
+    keys = [machine.tier._keys[page] for page in machine.cache.residents["a"].tables[0][:5]]
+    assert machine.tier.slots.by_use() == keys[::-1]
+    machine.device.drain()
+    machine.cache.settle()
+    places = [machine.tier.slots.place(key) for key in keys]
+    assert files.found == [machine.copies.places[place] for place in places], "written from its beginning on"
+
+
+def test_a_file_gets_a_place_only_once_its_page_is_there():
+    """A page leaves the pool while its copy out is under way, and another sequence computes the same one."""
+    machine = Machine(12, 4, (None,), places=20, ahead=12)
+    late = LateSequence(machine.cache, machine.memory, "late", list(TEXT))
+    first = LateSequence(machine.cache, machine.memory, "first", list(TEXT))
+    first.launch(20)
+    first.commit()
+    first.release()
+    machine.cache.settle()  # its pages are copied out, some time
+    machine.cache.forget()
+    files = machine.tier._files = Written(machine.copies)
+    late.launch(20)
+    late.commit()
+    assert len(machine.copies.places) < 5, "not all copies have arrived"
+    machine.device.drain()
+    machine.cache.settle()
+    late.release()
+    for number in range(2):
+        assert machine.computed([*TEXT, number]) == 20
+    assert len(files.found) >= 5 and all(None not in cells for cells in files.found)
+    machine.cache.check()
+
+
 def test_a_load_that_ends_early_leaves_no_page_to_a_step_that_is_still_copied_out():
     machine = Machine(8, 4, (None,), places=20, ahead=8)
     sequence = LateSequence(machine.cache, machine.memory, "a", list(TEXT))
@@ -572,6 +670,27 @@ def test_a_load_that_ends_early_leaves_no_page_to_a_step_that_is_still_copied_ou
     machine.cache.check()
 
 
+class ReadMeanwhile(bytearray):
+    """States of pages that a thread reads between one look and the next."""
+
+    def __getitem__(self, at):
+        found = super().__getitem__(at)
+        self[at] = WHOLE
+        return found
+
+
+def test_a_page_read_between_two_looks_gives_its_place_back():
+    machine = Machine(8, 4, (None,), places=20, ahead=8)
+    machine.tier._files = Unread()
+    machine.cache.load(TEXT, None, 8)
+    load = machine.tier._load
+    machine.cache._stop_loading(machine.cache.arrival)
+    load.reading.states = ReadMeanwhile(load.reading.states)
+    for _ in range(3):
+        machine.cache.settle()
+    assert not sum(machine.tier.slots._uses) and len(machine.tier.slots._free) == 20
+
+
 def test_a_read_that_fails_ends_a_load_and_the_rest_is_computed():
     machine = Machine(8, 4, (None,), places=20, ahead=8)
     machine.tier._files = Unread()
@@ -579,10 +698,45 @@ def test_a_read_that_fails_ends_a_load_and_the_rest_is_computed():
     load = machine.tier._load
     load.reading.states[0] = MISSING
     machine.cache.settle()
-    assert not machine.cache.loading and machine.cache.known(TEXT) == 0
+    assert not machine.cache.loading and machine.cache.known(TEXT)[0] == 0
     assert not machine.tier.slots.by_use()
     machine.tier._files = None
     assert machine.computed(TEXT) == 0
+
+
+# -- places ------------------------------------------------------------------------------------------------------------
+
+
+class Looks(list):
+    """Counts how often an entry is looked at."""
+
+    count = 0
+
+    def __getitem__(self, place):
+        self.count += 1
+        return super().__getitem__(place)
+
+
+@pytest.mark.parametrize(("busy", "entered"), [(300, 100), (400, 0)])
+def test_places_in_use_are_not_looked_at_again_for_each_page_that_comes(busy, entered):
+    """A disk is slower than the engine: many of the oldest pages wait to be written."""
+    slots, keys = Slots(400), [bytes([number % 256, number // 256]) for number in range(500)]
+    places = slots.enter(keys[:400])
+    slots.done(places[busy:])
+    slots._uses = looks = Looks(slots._uses)
+    found = slots.enter(keys[400:])
+    assert sum(place != NO_PLACE for place in found) == entered == slots.evictions
+    assert all(key in slots for key in keys[:busy]) and looks.count < 1000
+    slots.done([place for place in found if place != NO_PLACE])
+    slots.check()
+
+
+def test_a_page_in_use_when_its_turn_comes_counts_as_used():
+    slots = Slots(4)
+    places = slots.enter([b"a", b"b", b"c", b"d"])
+    slots.done(places[1:])
+    slots.enter([b"e"])
+    assert slots.by_use() == [b"c", b"d", b"a", b"e"]
 
 
 # -- idle pages, each listed once --------------------------------------------------------------------------------------

@@ -342,6 +342,21 @@ def test_what_comes_after_a_poisoned_page_leaves_with_it():
     assert cache.take_wiped() == (1, 2, 3)
 
 
+def test_pages_that_a_poisoned_chunk_swaps_for_equal_ones_are_wiped():
+    """Two sequences with the same prompt: nothing knows yet that the numbers of their chunks are not finite."""
+    cache, memory = PagedCache(8, 2, index=PrefixIndex()), Memory(2, (None,))
+    first, second = (Sequence(cache, memory, name, [1, 2, 3, 4, 5]) for name in "ab")
+    for ill in (first, second):
+        ill.step(4, poisoned=True)
+    cache.publish("a", first.tokens, 4)
+    assert cache.publish("b", second.tokens, 4), "it swaps its pages, which are free now"
+    healthy = Sequence(cache, memory, "c", [7])
+    assert healthy.step(1), "no page that it reads holds a number that is not finite"
+    first.release(poisoned=True)
+    second.release(poisoned=True)
+    cache.check()
+
+
 def test_without_an_index_poisoned_pages_are_wiped_before_somebody_else_reads_them():
     cache, memory = PagedCache(2, 2), Memory(2, (None,))
     ill = Sequence(cache, memory, "ill", [1, 2, 3])

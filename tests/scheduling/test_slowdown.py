@@ -11,6 +11,8 @@ import pytest
 
 from gradus.bench.predict.roofline import Machine, SpanShape, step_cost
 from gradus.bench.predict.simulation import BFLOAT16, VOCABULARY, SimulatedRunner, SimulatedStep, VirtualClock
+from gradus.cache.disk.names import Names
+from gradus.cache.host.tier import HostTier
 from gradus.cache.paged import PagedCache
 from gradus.cache.radix import PrefixIndex
 from gradus.config.options import Policy
@@ -51,6 +53,28 @@ class Arriving:
         return self.step.get()
 
 
+class Copied:
+    done = True
+
+
+class CopiesAtOnce:
+    """Copies between a GPU and host memory that take no time."""
+
+    page_bytes, at_once = 1, 64
+
+    def out(self, pages, places):
+        return Copied()
+
+    def back(self, places, pages):
+        return Copied()
+
+    def open(self, after):
+        """Nothing is ever late."""
+
+    def fence(self, copy, *, steps=True):
+        """Nothing is ever late."""
+
+
 class Crowd:
     """An engine whose streams decode. seconds: of steps that streams shared; plain: what their decodes alone took.
     chunks: the length of each chunk of the prompt "long". between: the steps after each that it was not in."""
@@ -68,8 +92,9 @@ class Crowd:
         self.fixed = 0.0  # seconds that a step takes longer for having prompts
         self.target = StepTarget(target, even_position(CONFIG), self.clock, micro_batches, slowdown)
         times = TimeLimits(self.clock)
-        cache = PagedCache(1 << 15, 16, index=PrefixIndex())
-        self.scheduler = Scheduler(cache, 64, BUDGET, policy, times, None, micro_batches, self.target)
+        tier = HostTier(Names({}, b"secret", 16), CopiesAtOnce(), 1 << 13, 1 << 15, 16, ahead=16)
+        self.cache = PagedCache(1 << 15, 16, index=PrefixIndex(), tier=tier)
+        self.scheduler = Scheduler(self.cache, 64, BUDGET, policy, times, None, micro_batches, self.target)
         self.runner = SimulatedRunner(CONFIG, self.clock, 64, H200)
         self.engine = Engine(self.scheduler, self, LIMITS, lag, times)
         self.prompts: dict[str, tuple[int, ...]] = {}
@@ -132,6 +157,11 @@ class Crowd:
                 return count
             self.steps(1)
         raise AssertionError(f"{name} has no token after {most} steps")
+
+    def move_to_host_memory(self) -> None:
+        """Have the pool give up all pages that no sequence holds, and host memory keep them."""
+        self.cache.tier.keep(list(self.cache.pool.idle))
+        self.cache.forget()
 
     def until_it_sits_out(self) -> None:
         while not self.between or self.between[-1] < 2:
@@ -258,6 +288,31 @@ def test_a_prompt_advances_however_close_to_1_the_slowdown_is():
     crowd = Crowd(slowdown=1.0001, streams=4)
     crowd.read("long")
     assert 1.2 < crowd.slowdown < 1.3  # it counts as much as a stream
+
+
+def test_a_session_in_host_memory_is_no_long_prompt():
+    crowd = Crowd()
+    crowd.read("session")
+    crowd.move_to_host_memory()
+    crowd.ask("long", LONG)
+    crowd.until_it_sits_out()
+    before = crowd.scheduler.cached_tokens
+    assert crowd.read("next turn", LONG + 30, begins=crowd.prompts["session"]) <= 3
+    assert crowd.scheduler.cached_tokens - before >= LONG - 16 and "long" not in crowd.first
+
+
+def test_a_session_in_host_memory_passes_a_long_prompt_only_if_all_its_pages_find_room():
+    crowd = Crowd()
+    crowd.read("session")
+    crowd.move_to_host_memory()
+    crowd.ask("long", LONG)
+    crowd.until_it_sits_out()
+    crowd.ask("next turn", LONG + 30, begins=crowd.prompts["session"])
+    scheduler, passing = crowd.scheduler, crowd.scheduler.passing
+    long = next(each for each in scheduler.running if each.request_id == "long")
+    needed = crowd.cache.pages_for(passing.rest(long)) + crowd.cache.pages_for(LONG + 30)
+    passes = [passing.next(long, scheduler.waiting, [long], room, 2) for room in (needed - 1, needed)]
+    assert passes[0] is None and passes[1] is not None
 
 
 def test_where_many_prompts_wait_a_few_streams_do_not_hold_them_up():

@@ -145,9 +145,13 @@ class PagedCache:
             self.tier.save(trail, tokens, resident.tables, hit)
         return resident.stored
 
-    def known(self, tokens: list[int], salt: Hashable = None) -> int:
-        """Return how many positions `admit` would hit, holding nothing."""
-        return 0 if self.index is None else self.index.match(tokens, salt)[0].depth * self.page_size
+    def known(self, tokens: list[int], salt: Hashable = None) -> tuple[int, int]:
+        """Return how many positions `admit` would hit now, and how many after a load. Holds nothing."""
+        if self.index is None:
+            return 0, 0
+        cursor, tables = self.index.match(tokens, salt)
+        _, end = self._find(self.index, tokens, salt, tables, NEVER)
+        return cursor.depth * self.page_size, max(cursor.depth, end) * self.page_size
 
     def pages_for(self, positions: int) -> int:
         """Return the pages that hold this many positions, of all layer groups together."""
@@ -196,19 +200,20 @@ class PagedCache:
         if self.tier is None or self.index is None:
             return
         cursor, tables = self.index.match(tokens, salt)
-        first, end = cursor.depth, (len(tokens) - 1) // self.page_size
-        trail = self.tier.trail(salt, tables)
-        end = self._loadable(self.index, tables, self.tier.find(trail, tokens, first, end, self.windows), most)
-        if end <= first:
+        first = cursor.depth
+        trail, end = self._find(self.index, tokens, salt, tables, most)
+        if trail is None or end <= first:
             return
         starts = [max(first, first_page(end * self.page_size, window, self.page_size)) for window in self.windows]
         self.pool.share(*self._pages(tables))
         count = sum(end - start for start in starts)
-        self._keep_ahead(self.tier, count)
-        taken = self._take(count, load=True)
-        if taken is None:
+        if count > self.pool.available:
             self.pool.drop(*self._pages(tables)[::-1])
             return
+        self.tier.use(trail, starts, end)
+        self._keep_ahead(self.tier, count)
+        taken = self._take(count, load=True)
+        assert taken is not None, "there is room"
         pages = iter(taken)
         for table, start in zip(tables, starts, strict=True):
             table += [0] * (start - first) + [next(pages) for _ in range(start, end)]
@@ -216,6 +221,16 @@ class PagedCache:
         unwiped = self.wiped.intersection(taken)
         self.wiped -= unwiped  # the next plan would wipe what the load has brought by then
         self.arrival = Arrival(tokens[: end * self.page_size], cursor, tables, load, unwiped)
+
+    def _find(
+        self, index: PrefixIndex, tokens: list[int], salt: Hashable, tables: list[list[int]], most: int
+    ) -> tuple[Trail | None, int]:
+        """Find where a load of up to `most` pages could end, and the path there. tables: of the index's hit."""
+        if self.tier is None:
+            return None, 0
+        trail, end = self.tier.trail(salt, tables), (len(tokens) - 1) // self.page_size
+        there = self.tier.find(trail, tokens, len(tables[0]), end, self.windows)
+        return trail, self._loadable(index, tables, there, most)
 
     def _loadable(self, index: PrefixIndex, tables: list[list[int]], there: list[list[bool]], most: int) -> int:
         """Find where a load could end. there: by layer group, the places after the hit that the second tier has."""
@@ -385,8 +400,8 @@ class PagedCache:
 
         end: only positions below it are published; later ones belong to steps in flight, whose numbers may yet turn out
         not finite. If another sequence has published the same tokens first, this one swaps its page for that one; plans
-        in flight keep their snapshots, so they are not affected. Returns whether it swapped. A sequence never seen has
-        no pages.
+        in flight keep their snapshots, so they are not affected, and the next plan wipes the page swapped out. Returns
+        whether it swapped. A sequence never seen has no pages.
         """
         resident = self.residents.get(id)
         if resident is None:
@@ -397,8 +412,10 @@ class PagedCache:
         assert self.index is not None and resident.cursor is not None, "without an index, publish_at is never reached"
         duplicates = self.index.insert(resident.cursor, tokens, resident.tables, end // self.page_size)
         for group, place, page in duplicates:
+            own = resident.tables[group][place]
             self.pool.share(page)
-            self.pool.drop(resident.tables[group][place])
+            self.pool.drop(own)
+            self.wiped.add(own)  # a chunk's numbers may turn out not finite once the page is another sequence's
             resident.tables[group][place] = page
             resident.sent = min(resident.sent, place)
         resident.publish_at = (resident.cursor.depth + 1) * self.page_size
@@ -434,7 +451,7 @@ class PagedCache:
                     *filter(self.pool.idle.__contains__, gone)
                 )  # ends of other paths, and given-back pages
         if self.tier is not None and resident.trail is not None:
-            self.tier.discard(resident.trail, len(self.windows), left)
+            self.tier.discard(resident.trail, resident.tables, left)
 
     def forget(self) -> None:
         """Empty the index of all pages that no sequence holds, as if the cache were new."""

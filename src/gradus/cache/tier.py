@@ -51,9 +51,10 @@ class Tier(ABC):
         """
 
     @abstractmethod
-    def discard(self, trail: Trail, groups: int, pages: Sequence[int]) -> None:
-        """Forget the pages that a sequence has computed, since their numbers may not be finite. pages: those that leave
-        the index because of that, which may be other sequences' as well."""
+    def discard(self, trail: Trail, tables: Sequence[list[int]], pages: Sequence[int]) -> None:
+        """Forget the pages that a sequence has computed, since their numbers may not be finite, and those of its pages
+        that leave the index because of that. tables: its block tables. pages: all that leave the index, which may be
+        other sequences' as well."""
 
     @abstractmethod
     def find(
@@ -106,6 +107,10 @@ class Tier(ABC):
 
     def keep(self, pages: list[int]) -> None:  # noqa: B027
         """Copy pages that will be evicted next, the least recently used first."""
+
+    def use(self, trail: Trail, starts: Sequence[int], end: int) -> None:  # noqa: B027
+        """Count pages [start, end) of each layer group as used now. They are loaded next, and the copies that make room
+        for that must not take their places."""
 
     def evicted(self, pages: list[int]) -> None:  # noqa: B027
         """Take note that the index has no use for these pages any more. They still have their contents."""

@@ -165,8 +165,9 @@ class Plan:
     """One step's work. In the flat batch the decodes come first, then the spans, each in their order.
 
     Admissions and wiping take effect before any span runs.
-    wiped: pages to fill with zeros, written by a sequence that ended with numbers that are not finite. A position that
-    attention masks has the weight 0, and 0 times NaN is NaN.
+    wiped: pages to fill with zeros. A sequence that ended with numbers that are not finite wrote to them, or one that
+    gave them back before its numbers were seen. A position that attention masks has the weight 0, and 0 times NaN is
+    NaN.
     """
 
     spans: list[Span] = field(default_factory=list)

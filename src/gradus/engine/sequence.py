@@ -83,7 +83,8 @@ class Sequence:
     order: the sequence with the smaller one goes first.
     resumes: after a preemption, how many plans must be committed before it may run again: some may sample its tokens.
     unread: holds its newest tokens while it decodes in columns.
-    known: how many of its first tokens the prefix index had when it arrived, where its scheduler asks.
+    indexed, known: how many of its first tokens the prefix index had when it arrived, and how many it had together with
+    the second tier. Both where its scheduler asks.
 
     scores: the packed log-probabilities of the prompt's tokens after the first that are known so far.
     """
@@ -99,6 +100,7 @@ class Sequence:
     order: tuple[float, int] = (0.0, 0)
     resumes: int = 0
     unread: Unread | None = None
+    indexed: int = 0
     known: int = 0
     cached_tokens: int = 0
     scores: list[bytes] = field(default_factory=list)

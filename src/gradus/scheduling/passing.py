@@ -53,7 +53,8 @@ class Passing:
         def may(other: Sequence) -> bool:
             if not self.may_pass(other, best) or (other is not head and slots < 2):
                 return False
-            return self._cache.pages_for(self.rest(other)) <= spare and not self._will_know_more(other, under_way)
+            room = self._cache.pages_for(len(other.tokens) - other.indexed)  # pages from the second tier take some, too
+            return room <= spare and not self._will_know_more(other, under_way)
 
         candidates = filter(may, waiting.some(LOOK))
         return min(candidates, key=lambda other: (self.rest(other), other.order), default=None)

@@ -57,7 +57,7 @@ def _price(sequence: Sequence) -> int:
     return SCORED if sequence.unscored else 1
 
 
-PATIENCE_S = 0.01  # between two looks at what else has come, while pages are read from disk
+PATIENCE_S = 0.01  # between two looks at what else has come, while pages come back
 
 
 class Refusal(NamedTuple):
@@ -150,7 +150,7 @@ class Scheduler:
         self._numbers = itertools.count()
         self._growth = len(cache.windows)  # pages that a sequence takes when it needs some: one per layer group
         self._refusal: Refusal | None = None  # of the head of the queue
-        self._looked_up: Sequence | None = None  # the newest that was looked up on disk
+        self._looked_up: Sequence | None = None  # the newest that was looked up in the second tier
         self._longest_served = 0  # the longest sequence found to fit; shorter ones fit too
         self._usage = Snapshot(self.measure_usage, self.times.clock)
 
@@ -176,11 +176,11 @@ class Scheduler:
         self.siblings.hold(first.request.id, sequences[at_once:])
 
     def _queue(self, samples: list[Sequence]) -> None:
-        """Let samples of one prompt wait. What the prefix index has of it counts where prompts may pass or sit out."""
+        """Let samples of one prompt wait. What the cache has of it counts where prompts may pass or sit out."""
         if samples and self.target is not None and not samples[0].unscored:
-            known = self.cache.known(samples[0].tokens, samples[0].request.scheduling.cache_salt)
+            indexed, known = self.cache.known(samples[0].tokens, samples[0].request.scheduling.cache_salt)
             for sequence in samples:
-                sequence.known = known
+                sequence.indexed, sequence.known = indexed, known
         self.waiting.extend(samples)
 
     def _steps_ahead(self, rank: float) -> float:
@@ -510,7 +510,7 @@ class Scheduler:
         if not self.free_slots or self._spare < self._wanted(sequence):
             return False
         available = self.cache.available
-        hit = sequence.known = self.find_prefix(sequence)
+        hit = sequence.indexed = sequence.known = self.find_prefix(sequence)
         pages = self.cache.pages_for(self._end_of_span(sequence, hit) - hit)
         if self._spare < pages:
             self._refusal = Refusal(sequence, hit, pages + available - self.cache.available)
@@ -548,7 +548,7 @@ class Scheduler:
             self._refusal = None
 
     def waits_for_pages(self, sequence: Sequence) -> bool:
-        """Whether the head of the queue has to wait for pages from disk. It is looked up there once.
+        """Whether the next sequence has to wait for pages from the second tier. It is looked up there once.
 
         No other sequence starts meanwhile: several may begin alike, and then one load serves all of them.
         """

@@ -51,7 +51,7 @@ class File(NamedTuple):
 
 
 class PrefixFolder:
-    """The files of one directory, for one engine at a time. One thread writes; any may read, and ask `in`.
+    """The files of one directory, for one engine at a time. One thread writes; any may read, remove, and ask `in`.
 
     most_bytes: the size that all files together may have, those of other models included.
     written_bytes: of all files since the start. damaged: files that were dropped because they could not be used.
@@ -184,23 +184,26 @@ class PrefixFolder:
             except OSError:
                 self._forget(name)
 
-    def remove(self, name: str) -> None:
-        """Remove a page. One that is not there is allowed."""
-        self._forget(name)
+    def remove(self, name: str) -> int:
+        """Remove a page. One that is not there is allowed. Returns the bytes that it had on disk."""
+        freed = self._forget(name)
         try:
             (self.path / name).unlink(missing_ok=True)
         except OSError as error:
             log.warning("%s cannot be removed: %s", self.path / name, error.strerror)
+        return freed
 
     def _drop(self, name: str, why: str) -> None:
         self.damaged += 1
         log.warning("%s is dropped, and computed again when it is needed: %s", self.path / name, why)
         self.remove(name)
 
-    def _forget(self, name: str) -> None:
+    def _forget(self, name: str) -> int:
         with self._counting:
             known = self._files.pop(name, None)
-            self.bytes -= 0 if known is None else known.size
+            freed = 0 if known is None else known.size
+            self.bytes -= freed
+        return freed
 
     # -- room ----------------------------------------------------------------------------------------------------------
 
@@ -210,8 +213,7 @@ class PrefixFolder:
             freed = max(size, int(self.most_bytes * FREED_AT_ONCE))
             before = len(self._files)
             for name in self._older(order):
-                freed -= self._files[name].size
-                self.remove(name)
+                freed -= self.remove(name)
                 if freed <= 0:
                     break
             if len(self._files) == before:
@@ -219,7 +221,8 @@ class PrefixFolder:
         return True
 
     def _older(self, order: int) -> list[str]:
-        older = [(file.order, name) for name, file in self._files.items() if file.order < order]
+        with self._counting:
+            older = [(file.order, name) for name, file in self._files.items() if file.order < order]
         return [name for _, name in sorted(older)]
 
     def _scan(self) -> None:

@@ -131,10 +131,13 @@ class DiskTier(Tier):
                     left -= 1
             trail.saved += 1
 
-    def discard(self, trail: Trail, groups: int, pages: Sequence[int] = ()) -> None:
+    def discard(self, trail: Trail, tables: Sequence[list[int]], pages: Sequence[int]) -> None:
+        left = set(pages)
         with self._changed:
-            for place in range(trail.found, trail.end):
-                for group in range(groups):
+            for place in range(trail.end):
+                for group, table in enumerate(tables):
+                    if place < trail.found and table[place] not in left:
+                        continue  # the sequence has not computed it, and others hold it
                     name = self._names.name(trail, place, group)
                     self._queue.pop(name, None)
                     if name == self._writing or name in self._folder:

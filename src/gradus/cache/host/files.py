@@ -7,10 +7,14 @@ in system calls and sums, so each takes the next page by itself: a task per page
 
 import itertools
 import logging
+import math
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from queue import SimpleQueue
 
 from gradus.cache.disk.folder import PrefixFolder
 from gradus.cache.disk.names import Names
@@ -48,6 +52,13 @@ class Reading:
             self.states[at] = WHOLE if whole else MISSING
 
 
+class Writing:
+    """A page that the writing thread writes. state: PENDING, WHOLE, or MISSING if it was not written."""
+
+    def __init__(self, key: bytes, place: int, order: int) -> None:
+        self.key, self.place, self.order, self.state = key, place, order, PENDING
+
+
 class Files:
     """The files of the pages in some places. The engine's thread makes all calls.
 
@@ -58,15 +69,25 @@ class Files:
         self, folder: PrefixFolder, names: Names, view: Callable[[int], memoryview], readers: int = READERS
     ) -> None:
         self._folder, self._name, self._view = folder, names.file, view
-        self._writer = ThreadPoolExecutor(1, "prefixes to disk")
+        self._tasks = SimpleQueue[Callable[[], None] | None]()  # of the writing thread; None: it ends
+        self._writer: threading.Thread | None = None
         self._count, self._readers = readers, ThreadPoolExecutor(readers, "prefixes from disk")
         self._reading: Reading | None = None
-        self._writing: deque[tuple[Future[bool], int]] = deque()
-        self._queued: set[bytes] = set()
+        self._writing: deque[Writing] = deque()
+        self._queued: dict[bytes, Writing] = {}  # by key, unless the page was removed
         self._used: dict[bytes, int] = {}  # by key: the order of its last use
         self._touches = 0.0  # when these are noted
         self._resumes = 0.0
         self.hit_positions = self.lost = 0
+
+    def start(self) -> None:
+        """Start the writing thread. It does not keep a process from ending: only `close` waits for it."""
+        self._writer = threading.Thread(target=self._run, name="prefixes to disk", daemon=True)
+        self._writer.start()
+
+    def _run(self) -> None:
+        while (task := self._tasks.get()) is not None:
+            task()
 
     def __contains__(self, key: bytes) -> bool:
         return self._name(key) in self._folder
@@ -82,19 +103,28 @@ class Files:
 
     def write(self, key: bytes, place: int, order: int) -> None:
         """Queue a page to be written. `written` names its place afterwards."""
-        self._queued.add(key)
-        self._writing.append((self._writer.submit(self._write, key, place, order), place))
+        writing = self._queued[key] = Writing(key, place, order)
+        self._writing.append(writing)
+        self._tasks.put(partial(self._write, writing))
 
-    def _write(self, key: bytes, place: int, order: int) -> bool:
+    def _write(self, writing: Writing) -> None:
+        writing.state = WHOLE if self._is_written(writing) else MISSING
+
+    def _is_written(self, writing: Writing) -> bool:
+        key, name = writing.key, self._name(writing.key)
+        if self._queued.get(key) is not writing or time.monotonic() < self._resumes:
+            return False
         try:
-            if key not in self._queued or time.monotonic() < self._resumes:
-                return False
-            return self._folder.write(self._name(key), self._view(place), order)
+            written = self._folder.write(name, self._view(writing.place), writing.order)
         except OSError as error:
             self._pause(error)
             return False
-        finally:
-            self._queued.discard(key)
+        except Exception:  # a bug of ours: the page is computed when it is needed
+            log.exception("a page could not be written")
+            return False
+        if self._queued.get(key) is not writing:  # removed meanwhile
+            self._folder.remove(name)
+        return written
 
     def _pause(self, error: OSError) -> None:
         """Write nothing for a while: what is queued is lost."""
@@ -104,13 +134,15 @@ class Files:
     def written(self) -> list[int]:
         """Take the places that the writing thread is through with since the last call. Called before every step."""
         if self._used and time.monotonic() >= self._touches:
-            self._writer.submit(self._touch, self._used)
+            self._tasks.put(partial(self._touch, self._used))
             self._used, self._touches = {}, time.monotonic() + TOUCH_S
         places = []
-        while self._writing and self._writing[0][0].done():
-            written, place = self._writing.popleft()
-            self.lost += not (written.cancelled() or written.result())
-            places.append(place)
+        while self._writing and self._writing[0].state != PENDING:
+            writing = self._writing.popleft()
+            if self._queued.get(writing.key) is writing:  # else it was removed
+                del self._queued[writing.key]
+                self.lost += writing.state == MISSING
+            places.append(writing.place)
         return places
 
     def touch(self, used: list[tuple[bytes, int]]) -> None:
@@ -122,10 +154,10 @@ class Files:
             self._folder.touch(self._name(key), order)
 
     def remove(self, key: bytes) -> None:
-        """Remove a page, also one that waits to be written."""
-        if key in self._queued or key in self:
-            self._queued.discard(key)
-            self._writer.submit(self._folder.remove, self._name(key))
+        """Remove a page now, and see that one that is being written does not stay."""
+        self._queued.pop(key, None)
+        if key in self:
+            self._folder.remove(self._name(key))
 
     def read(self, keys: Sequence[bytes], places: Sequence[int]) -> Reading:
         """Begin to read pages into places."""
@@ -139,14 +171,14 @@ class Files:
 
     def close(self) -> None:
         """Write what is queued, for at most CLOSE_S, and let another engine use the directory."""
-        ends = time.monotonic() + CLOSE_S
         if self._reading is not None:
             self._reading.stopped = True
         self._readers.shutdown(cancel_futures=True)
-        while self._writing and time.monotonic() < ends:
-            self.written()
-            time.sleep(0.01)
-        self._writer.shutdown(cancel_futures=True)
+        if self._writer is not None:
+            self._tasks.put(None)
+            self._writer.join(CLOSE_S)
+            self._resumes = math.inf  # it skips the rest
+            self._writer.join()
         self._touch(self._used)
         self._folder.close()
 

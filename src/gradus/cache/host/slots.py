@@ -1,7 +1,9 @@
 """Places of host memory, one page each, by the page's key: least recently used first, exactly.
 
 A place that a copy or a thread works on is *in use*. It is neither given to another page nor free until that work ends,
-even if its page has been forgotten meanwhile. Calls take many pages: the pool gives up thousands per second.
+even if its page has been forgotten meanwhile. A page in use when its turn to go comes counts as used now: where a disk
+is slow, thousands of the oldest pages wait to be written, and must not be looked at again for each page that comes.
+Calls take many pages: the pool gives up thousands per second.
 """
 
 from array import array
@@ -54,27 +56,29 @@ class Slots:
 
         Returns these places; NO_PLACE for a page that was here, or that found all places in use.
         """
-        found, places, move = list[int](), self._places, self._places.move_to_end
+        found, places, move, room = list[int](), self._places, self._places.move_to_end, True
         for key in keys:
             place = NO_PLACE
             if key in places:
                 move(key)
-            elif self._free or self._evict():
+            elif self._free or (room := room and self._evict()):  # once there is none, this call makes none
                 place = self._free.pop()
                 places[key], self._keys[place], self._uses[place] = place, key, 1
             found.append(place)
         return found
 
     def _evict(self) -> bool:
-        idle = next(((key, place) for key, place in self._places.items() if not self._uses[place]), None)
-        if idle is None:
-            return False
-        key, place = idle
-        del self._places[key]
-        self._keys[place] = None
-        self._free.append(place)
-        self.evictions += 1
-        return True
+        """Free the place of the least recently used page. False if all are in use."""
+        for _ in range(len(self._places)):
+            key, place = next(iter(self._places.items()))
+            if not self._uses[place]:
+                del self._places[key]
+                self._keys[place] = None
+                self._free.append(place)
+                self.evictions += 1
+                return True
+            self._places.move_to_end(key)
+        return False
 
     def remove(self, key: bytes) -> None:
         """Forget a page. One that is not here is allowed."""
@@ -83,6 +87,10 @@ class Slots:
             self._keys[place] = None
             if not self._uses[place]:
                 self._free.append(place)
+
+    def in_use(self, place: int) -> bool:
+        """Whether a copy or thread works on a place."""
+        return self._uses[place] > 0
 
     def use(self, place: int) -> None:
         """Note that another copy or thread works on a place."""

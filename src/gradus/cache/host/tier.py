@@ -18,6 +18,7 @@ calls take columns of pages: no object per page, and no key is computed twice.
 import time
 from collections import deque
 from collections.abc import Hashable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -32,7 +33,8 @@ from gradus.cache.usage import DiskUsage, HostUsage
 GRACE_S, TOKEN_S = 0.05, 50e-6
 """A load with files may take the first, and the second for each token that it has loaded. One that is slower than these
 20,000 tokens per second ends, and the rest of the prompt is computed."""
-POLL_S = 100e-6  # between two looks at a load, while there is nothing else to do
+POLL_S = 100e-6  # between two looks at copies, while there is nothing else to do
+LANDING_S = 1.0  # for the copies under way at the end, whose pages go to files
 
 
 class OutFlight(NamedTuple):
@@ -138,7 +140,7 @@ class HostTier(Tier):
                     self._keys[page] = key
         tables = [table[first:end] for table in tables]
         pages = [page for row in zip(*tables, strict=True) for page in row if page]
-        self.slots.touch([key for page in reversed(pages) if (key := self._keys[page]) is not None])
+        self._touch(pages)
         if self._files is not None:
             for table in tables:
                 for place, page in enumerate(table, first):
@@ -158,11 +160,16 @@ class HostTier(Tier):
             elif room > 0 and files.wants(key):
                 if key not in self.slots:
                     fresh.append(page)
-                elif self._leaving[page] <= self._landed:
-                    self._write(self.slots.place(key), key, order)
+                elif not self.slots.in_use(place := self.slots.place(key)):  # else it may not be filled yet
+                    self._write(place, key, order)
                 room -= 1
         files.touch(used)
         self.keep(fresh)
+        self._touch(fresh)
+
+    def _touch(self, pages: list[int]) -> None:
+        """Count pages of a path, in its order, as used: its beginning last."""
+        self.slots.touch([key for page in reversed(pages) if (key := self._keys[page]) is not None])
 
     def keep(self, pages: list[int]) -> None:
         named = [(page, key) for page in pages if (key := self._keys[page]) is not None]
@@ -195,9 +202,9 @@ class HostTier(Tier):
         if load:
             self._before_load = copy
 
-    def discard(self, trail: Trail, groups: int, pages: Sequence[int]) -> None:
+    def discard(self, trail: Trail, tables: Sequence[list[int]], pages: Sequence[int]) -> None:
         keys = {key for page in pages if (key := self._keys[page]) is not None}
-        for group in range(groups):
+        for group in range(len(tables)):
             keys.update(self._names.keys(trail, max(trail.found, trail.start), trail.end, group))
         for key in keys:
             self.slots.remove(key)
@@ -223,6 +230,12 @@ class HostTier(Tier):
                 there += [key in self.slots or (files is not None and key in files) for key in keys]
             start, count = to, 2 * count
         return found
+
+    def use(self, trail: Trail, starts: Sequence[int], end: int) -> None:
+        for place in range(end - 1, min(starts) - 1, -1):
+            for group, start in enumerate(starts):
+                if place >= start:
+                    self.slots.touch(self._names.keys(trail, place, place + 1, group))
 
     def load(self, trail: Trail, tables: Sequence[list[int]], first: int, end: int) -> Return:
         assert self._load is None, "one load at a time"
@@ -330,11 +343,11 @@ class HostTier(Tier):
         numbered = [(source, place) for place in range(load.launched, end) for source in load.sources[place]]
         at_once = self._copies.at_once
         for first in range(0, len(numbered), at_once):
-            some = numbered[first : first + at_once]
-            places = [source.place for source, _ in some]
-            copy = self._copies.back(places, [source.page for source, _ in some])
-            after = numbered[first + at_once :]
-            load.flights.append(BackFlight(copy, places, after[0][1] if after else end))
+            after = first + at_once
+            some = [source for source, _ in numbered[first:after]]
+            places = [source.place for source in some]
+            copy = self._copies.back(places, [source.page for source in some])
+            load.flights.append(BackFlight(copy, places, numbered[after][1] if after < len(numbered) else end))
         load.launched = end
 
     def stop(self, load: Load) -> None:
@@ -366,17 +379,21 @@ class HostTier(Tier):
     # -- copies are done -----------------------------------------------------------------------------------------------
 
     def settle(self) -> None:
-        while self._out and self._out[0].copy.done:
-            self._landed_out(self._out.popleft())
+        self._settle_out()
         while self._back and self._back[0].copy.done:
             self.slots.done(self._back.popleft().places)
         if self._late:
-            self.slots.done([place for reading, file, place in self._late if reading.states[file] != PENDING])
-            self._late = [late for late in self._late if late[0].states[late[1]] == PENDING]
+            pending = [reading.states[file] == PENDING for reading, file, _ in self._late]  # threads go on meanwhile
+            self.slots.done([late[2] for late, wait in zip(self._late, pending, strict=True) if not wait])
+            self._late = [late for late, wait in zip(self._late, pending, strict=True) if wait]
         if self._files is not None:
             self.slots.done(self._files.written())
         if self._load is not None:
             self._advance(self._load)
+
+    def _settle_out(self) -> None:
+        while self._out and self._out[0].copy.done:
+            self._landed_out(self._out.popleft())
 
     def _landed_out(self, flight: OutFlight) -> None:
         self._landed = flight.number
@@ -391,11 +408,23 @@ class HostTier(Tier):
         self.slots.use(place)
         self._files.write(key, place, order)
 
-    def close(self) -> None:
-        """Write what is queued for files, for a while, and give host memory back."""
+    def start(self) -> None:
         if self._files is not None:
+            self._files.start()
+
+    def close(self) -> None:
+        """Write to files what is on its way there, for a while, and give host memory back."""
+        if self._files is not None:
+            self._wait_for_copies_out(LANDING_S)
             self._files.close()
         self._copies.close()
+
+    def _wait_for_copies_out(self, seconds: float) -> None:
+        ends = time.monotonic() + seconds
+        with suppress(RuntimeError):  # a device that has failed copies nothing any more
+            while self._out and time.monotonic() < ends:
+                self._settle_out()
+                time.sleep(POLL_S)
 
     # -- the books -----------------------------------------------------------------------------------------------------
 
