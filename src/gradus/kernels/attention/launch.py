@@ -109,6 +109,11 @@ class HopperLaunch(Launch):
         usual = sum(count * count for count in counts) / sum(counts)
         return tiles >= self.busy * processors * triton.cdiv(tiles, processors) and usual >= self.long
 
+    def shortest(self, most: int, group: int, kv_heads: int, processors: int) -> int | None:
+        """Find the shortest prompt, of up to `most` tokens, that alone `fills` the GPU; None if none does."""
+        lengths = range(self.long, most + 1)
+        return next((length for length in lengths if self.fills([length], group, kv_heads, processors)), None)
+
 
 # Measured: `benchmarks/answered/prompt_attention.json`.
 HOPPER_LAUNCHES = {
@@ -119,6 +124,12 @@ HOPPER_LAUNCHES = {
         HopperLaunch.of(256, keys=64, stages=2, consumers=2, long=512, busy=0.2, window=512),
     )
 }
+
+
+def hopper_launch(head_dim: int, group: int, window: int | None) -> HopperLaunch | None:
+    """The shape for long prompts on Hopper in layers with these heads; None if there is none."""
+    launch = HOPPER_LAUNCHES.get(head_dim)
+    return launch if launch is not None and launch.suits(group, window) else None
 
 
 def launches(
