@@ -231,8 +231,8 @@ def test_kernels_that_could_not_read_the_cache_are_told_before_weights_are_loade
 
 @pytest.mark.usefixtures("prompts_are_not_raced")
 def test_what_long_prompts_over_8_bits_are_widened_into_is_counted_for_a_draft_model_too():
-    """On a Hopper GPU: keys and values of one layer, 131,072 positions of 8 heads of 64 in bfloat16. Not for the three
-    query heads per key head of the second model."""
+    """They take the keys and values of one layer, 131,072 positions of 8 heads of 64 in bfloat16, on a Hopper GPU. The
+    second model has three query heads per key head and never takes the kernel."""
     pytest.importorskip("triton", reason="Triton is for Linux alone")
     layers = [SHAPES[name].stage(range(1)) for name in ("llama-3.2-1b", "llama-3.2-3b")]
     one, other = ((each, resolve_precision("bfloat16", CPU, each)) for each in layers)

@@ -196,7 +196,7 @@ def test_every_visible_key_is_in_exactly_one_item_of_its_tile(window):
 
 @pytest.mark.parametrize("launch", [SMALL, HOPPER_LAUNCHES[128]], ids=["every GPU's", "Hopper's"])
 def test_tiles_that_see_more_keys_than_31_bits_count_stay_whole(launch):
-    """As with a prompt of 262,144 tokens, 8 per tile, in one step: those are too many tiles for a test."""
+    """A prompt of 262,144 tokens in one step, 8 per tile, has 2^33. Its tiles are too many for a test."""
     tokens = launch.tokens(16)
     work = Work(launch, tiles=128, group=16, kv_heads=8, window=None, device=torch.device("cpu"))
     count, length = 128 * tokens, 1 << 24

@@ -124,8 +124,7 @@ class TritonPagedAttention(PagedAttention):
         return tiles.launches[-1]
 
     def shortest_on_hopper(self, most: int) -> set[int]:
-        """List prompts, by their tokens and up to `most` of these, that between them take `hopper_attention` in each
-        layer where a prompt alone does."""
+        """List the shortest prompts, up to `most` tokens long, that take `hopper_attention`: one per kind of layers."""
         kinds = [] if self.hopper is None else self.kinds
         shapes = {(tiles, tiles.hopper(window)) for tiles, window in kinds}
         found = {
