@@ -116,8 +116,8 @@ class MemoryPlan:
     be in use. usable_bytes: how much can therefore be taken.
     weight_bytes: weights and constant tables. mapped_bytes: experts that stay in their file, in addition.
     step_tokens, step_bytes: tokens of the largest step, and its memory; graph_bytes: CUDA graphs. Both are estimates.
-    table_bytes: tables with a row per slot, of sampling, pages and texts; and what pages pass through on their way to
-    host memory. These four are the final engine's alone.
+    table_bytes: tables with a row per slot, of sampling, pages and texts; what pages pass through on their way to
+    host memory; and what long prompts widen keys and values of 8 bits into. These four are the final engine's alone.
     cache_bytes: of all slots, or all pages. cache_bytes_per_token: all layers, a window counted as full attention.
     pages: None for a phase without. sized: True if memory decided the cache's size, False if the user did.
     max_sequences: the most that run at once.
