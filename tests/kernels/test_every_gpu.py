@@ -463,7 +463,7 @@ def hopper_prompts(able: Capability) -> Iterator[tuple[str, Case]]:
 
 
 def widening(able: Capability) -> Iterator[tuple[str, Case]]:
-    """Of keys and values of 8 bits, for Hopper's prompts."""
+    """Widen keys and values of 8 bits for Hopper's prompts."""
     if able != H200:
         return
     types = {"keys": "*fp8e4nv", "values": "*fp8e4nv", "key_scales": "*fp32", "value_scales": "*fp32"}

@@ -64,9 +64,9 @@ class HopperLaunch(Launch):
     """A shape of `hopper_attention`. One item at once: its tiles are never split.
 
     head_dim: the width of heads that it is for. consumers: warpgroups that multiply, HOPPER_ROWS rows each. stages:
-    blocks of keys and values in shared memory. long, busy, window: the fewest new tokens of a span, the least share of
-    the multiprocessors that its rounds of tiles keep busy, and the least window, with which it is faster than the
-    kernel of every GPU.
+    blocks of keys and values in shared memory. long, busy, window: it is faster than the kernel of every GPU from this
+    many new tokens per span on, if rounds of tiles keep this share of the multiprocessors busy, and windows are no
+    shorter.
     """
 
     head_dim: int = 0
