@@ -4,17 +4,22 @@ import json
 from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 pytest.importorskip("triton", reason="Triton is for Linux alone")
 
+from gradus.attention import triton_paged
 from gradus.attention.fp8_storage import Fp8Storage
+from gradus.attention.graph_paged import GraphPagedAttention
 from gradus.attention.storage import PagedStorage
 from gradus.attention.tiles import kinds_of
-from gradus.attention.triton_paged import hopper_prompts, suits_hopper
+from gradus.attention.triton_paged import TritonPagedAttention, hopper_prompts, suits_hopper
 from gradus.device.capability import Capability
+from gradus.execution.gpu.warm_up import warm_up
+from gradus.execution.memory.plan import widened_bytes
 from gradus.kernels.attention.launch import HOPPER_LAUNCHES
 from gradus.kernels.core import gluon
 from gradus.models.config import LayerSizes, ModelConfig
@@ -26,8 +31,16 @@ LLAMA = SHAPES["llama-3.1-8b"].stage(range(1))
 NOISE = 1.16  # between runs of one kernel: the GPU is at its limit of power, and its clock falls
 
 
-def suits(config: ModelConfig = LLAMA, able: Capability = H200, page_size: int = 16, dtype=torch.bfloat16) -> bool:
-    return suits_hopper(config, PagedStorage(config, 1, page_size, dtype, torch.device("cpu")), able)
+@pytest.fixture
+def on_an_h200(monkeypatch):
+    monkeypatch.setattr(triton_paged, "capability", lambda device: H200)
+    monkeypatch.setattr(triton_paged, "multiprocessors", lambda device: 132)
+
+
+def suits(config: ModelConfig = LLAMA, able: Capability = H200, page_size: int = 16, **changed) -> bool:
+    return suits_hopper(
+        config, **({"dtype": torch.bfloat16, "eight_bits": False} | changed), able=able, page_size=page_size
+    )
 
 
 def test_only_what_the_kernel_was_written_for_takes_it():
@@ -36,6 +49,8 @@ def test_only_what_the_kernel_was_written_for_takes_it():
     assert not suits(dtype=torch.float16) and not suits(dtype=torch.float32)
     assert not suits(page_size=32)
     assert not suits(replace(LLAMA, attention_softcap=30.0))
+    assert not suits(replace(LLAMA, head_dim=96)) and not suits(replace(LLAMA, num_heads=24))
+    assert not suits(replace(LLAMA, windows=(127,)))
 
 
 def test_layers_take_it_by_their_heads_and_windows():
@@ -63,12 +78,22 @@ def test_layers_may_differ():
 
 
 def test_keys_in_8_bits_are_widened_for_it_where_all_layers_have_the_same_heads():
-    def eight_bits(config: ModelConfig) -> bool:
-        return suits_hopper(config, Fp8Storage(config, 1, 16, torch.bfloat16, torch.device("cpu")), H200)
+    layer = LayerSizes(8, 128, 14336)
+    assert suits(eight_bits=True) and suits(replace(LLAMA, head_dim=64), eight_bits=True)
+    assert suits(replace(LLAMA, sizes=(layer,))) and not suits(replace(LLAMA, sizes=(layer,)), eight_bits=True)
 
-    assert eight_bits(LLAMA) and eight_bits(replace(LLAMA, head_dim=64))
-    assert not eight_bits(replace(LLAMA, head_dim=96))
-    assert not eight_bits(replace(LLAMA, sizes=(LayerSizes(8, 128, 14336),)))
+
+@pytest.mark.parametrize("changed", [{}, {"num_heads": 24}, {"head_dim": 96}, {"windows": (64,)}], ids=str)
+@pytest.mark.parametrize("page_size", [16, 32])
+@pytest.mark.usefixtures("on_an_h200")
+def test_memory_for_widened_pages_is_planned_where_it_is_allocated(changed, page_size, monkeypatch):
+    """Three query heads per key head, heads of 96, and short windows never take the kernel. Nor do pages of 32."""
+    monkeypatch.setattr("gradus.device.capability.capability", lambda device: H200)
+    config, device = replace(LLAMA, context_length=1000, **changed), torch.device("cpu")
+    hopper = TritonPagedAttention(config, Fp8Storage(config, 1, page_size, torch.bfloat16, device), slots=1).hopper
+    planned = widened_bytes(config, torch.bfloat16, device, 1000, page_size)
+    assert planned == (0 if hopper is None else hopper.pages.nbytes)
+    assert (hopper is not None) == (not changed and page_size == 16)
 
 
 def counts_of(step: str) -> list[int]:
@@ -99,6 +124,37 @@ def test_a_long_prompt_among_short_ones_decides_and_one_too_small_for_the_gpu_do
     assert launch.fills([8192] + [100] * 20, 4, 8, 132)
     assert not launch.fills([1600] + [600] * 20, 4, 8, 132)
     assert launch.fills([1536], 4, 8, 132) and not launch.fills([1536], 4, 2, 132)
+
+
+def attention_of(config: ModelConfig) -> GraphPagedAttention:
+    config = replace(config, context_length=16)
+    return GraphPagedAttention(config, PagedStorage(config, 1, 16, torch.bfloat16, torch.device("cpu")), slots=3)
+
+
+@pytest.mark.usefixtures("on_an_h200")
+def test_each_kind_of_layers_has_a_prompt_that_takes_it_if_any_does():
+    config = SHAPES["llama-3.1-8b"].stage(range(2))
+    assert attention_of(config).shortest_on_hopper(8192) == {625}  # 14 tiles of 48 tokens, 8 heads: 112 of 132
+    assert attention_of(config).shortest_on_hopper(624) == set()
+    assert attention_of(replace(config, num_heads=24)).shortest_on_hopper(8192) == set()
+    config = replace(config, sizes=(LayerSizes(8, 128, 14336), LayerSizes(8, 64, 14336)))
+    assert attention_of(config).shortest_on_hopper(8192) == {625, 1536}
+    assert attention_of(replace(config, windows=(None, 512))).shortest_on_hopper(8192) == {625}
+
+
+@pytest.mark.usefixtures("on_an_h200")
+def test_it_is_compiled_before_the_first_request_even_where_the_longest_prompt_does_not_take_it(monkeypatch):
+    """Compiling it takes seconds. Steps of up to 1,024 tokens have 22 tiles, so the second of two rounds idles."""
+    attention, run = attention_of(LLAMA), list[list[int]]()
+    launch = HOPPER_LAUNCHES[128]
+    monkeypatch.setattr(attention, "prepare", lambda batch: run.append(batch.counts))
+    monkeypatch.setattr(attention, "write_entries", lambda numbers: None)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    model = SimpleNamespace(config=LLAMA, device=torch.device("cpu"), logits=lambda hidden: hidden)
+    sampler = SimpleNamespace(draw_slots=lambda *inputs, full: None)
+    warm_up(model, lambda ids, *_: torch.zeros(len(ids), 1), attention, sampler, most=1024, crowd=2)
+    assert [1024] in run and not launch.fills([1024], 4, 8, 132)
+    assert any(launch.fills(counts, 4, 8, 132) for counts in run)
 
 
 def test_another_gluon_is_no_failure(monkeypatch):

@@ -11,11 +11,12 @@ from gradus.assembly.final import EngineConfig, build
 from gradus.attention.fp8_storage import Fp8Storage
 from gradus.attention.paged import PagedAttention, block_table_bytes, block_tables
 from gradus.attention.storage import PagedStorage
+from gradus.bench.sizing.cards import CARDS
 from gradus.cache.groups import layer_groups
 from gradus.cache.paged import PagedCache
 from gradus.cli.memory import as_dict, render
 from gradus.config.options import EngineOptions
-from gradus.device.capability import Capability
+from gradus.device.capability import Capability, assuming
 from gradus.engine.request import ModelLimits
 from gradus.errors import ConfigError
 from gradus.execution.gpu.page_copies import PageCopies
@@ -226,6 +227,29 @@ def test_kernels_that_could_not_read_the_cache_are_told_before_weights_are_loade
     with pytest.raises(ConfigError, match="kv_dtype fp8"):
         plan(DeviceMemory(10**9), device=torch.device("cuda:1"), kernels=True, kv_dtype="fp8")
     check_kv_dtype("auto", torch.device("cuda:1"), kernels)
+
+
+@pytest.mark.usefixtures("prompts_are_not_raced")
+def test_what_long_prompts_over_8_bits_are_widened_into_is_counted_for_a_draft_model_too():
+    """They take the keys and values of one layer, 131,072 positions of 8 heads of 64 in bfloat16, on a Hopper GPU. The
+    second model has three query heads per key head and never takes the kernel."""
+    pytest.importorskip("triton", reason="Triton is for Linux alone")
+    layers = [SHAPES[name].stage(range(1)) for name in ("llama-3.2-1b", "llama-3.2-3b")]
+    one, other = ((each, resolve_precision("bfloat16", CPU, each)) for each in layers)
+    found = DeviceMemory(free=60_000 * MB)
+
+    def tables(model, draft=None, **settings) -> int:
+        asked = options("llama-3.2-1b", kernels=True, memory_fraction=1.0, **settings)
+        planned = memory_plan(model[0], asked, torch.device("cuda"), model[1], memory=found, draft=draft)
+        return planned.table_bytes
+
+    with assuming(CARDS["h100"].assumed):
+        plain, fp8 = tables(one), tables(one, kv_dtype="fp8")
+        assert fp8 - plain == 2 * 131_072 * 8 * 64 * 2
+        assert tables(one, one, kv_dtype="fp8") - plain == 2 * (fp8 - plain)
+        assert tables(one, other, kv_dtype="fp8") == tables(other, one, kv_dtype="fp8") == fp8
+    with assuming(CARDS["l4"].assumed):
+        assert tables(one, kv_dtype="fp8") == tables(one) == plain
 
 
 @pytest.mark.parametrize("max_sequences", [1, 3, 8])

@@ -7,6 +7,7 @@ hold NaN where nothing may be read. The last test breaks the kernel, to show tha
 import importlib.util
 from pathlib import Path
 from types import ModuleType
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from triton.runtime.errors import InterpreterError
 
 from gradus.kernels.attention import hopper
 from gradus.kernels.attention.launch import HOPPER_LAUNCHES
+from gradus.kernels.attention.widen import WidenedPrompts
 from tests.kernels import interpreted_warp_groups
 from tests.kernels.cases import Step
 from tests.pairwise import each_once
@@ -74,6 +76,52 @@ def test_every_end_of_a_page_and_of_a_block(head_dim):
 def test_results_are_the_same_bits_whichever_program_has_a_tile():
     step = step_of(SPANS, 64)
     assert torch.equal(attended(step, programs=1), attended(step, programs=7))
+
+
+STALE = 0x7FC5  # the bits of a NaN that no arithmetic makes
+
+
+class Kept(NamedTuple):
+    """A cache of 8 bits with one layer."""
+
+    step: Step
+
+    def pages(self, layer: int) -> tuple[Tensor, Tensor]:
+        return self.step.keys, self.step.values
+
+    def scales(self, layer: int) -> tuple[Tensor, Tensor]:
+        return self.step.scales
+
+
+@pytest.mark.parametrize(
+    ("spans", "window", "sinks"),
+    [
+        ([(1, 40), (37, 200), (1, 9)], None, False),
+        ([(70, 70)], None, True),
+        ([(1, 40), (20, 180)], 50, False),
+        ([(20, 165)], 50, True),
+    ],
+    ids=["a chunk beside decodes", "a prompt", "a window from the last row of a page", "from the first"],
+)
+def test_a_long_prompt_over_8_bits_is_widened_in_its_tables_order(spans, window, sinks):
+    """Widened pages are stale, and the cache is NaN, wherever the prompt must not read."""
+    step = step_of(spans, 64, window=window, sinks=sinks, fp8=True)
+    (long, length), number = max((span, number) for number, span in enumerate(spans))
+    first, out = step.query_start[number], torch.full(step.q.shape, float("nan"), dtype=step.dtype)
+    launch, width = HOPPER_LAUNCHES[64], step.tables.shape[1]
+    pages = torch.full((2, width, 16, step.heads, 64), STALE, dtype=torch.int16).view(torch.bfloat16)
+    with pytest.MonkeyPatch.context() as patch:
+        interpreted_warp_groups.interpret(hopper, patch)
+        prompts = WidenedPrompts(Kept(step), pages, hopper.HopperPrompts({0: (pages[0], pages[1])}, PROGRAMS))
+        prompts.begin(step.numbers(step.slots), step.numbers(step.lengths), [count for count, _ in spans])
+        prompts.attend(0, step.q, step.tables.long(), step.work(launch, fewest=2), out, 0.3, step.sink_logits)
+    mine = slice(first, first + long)
+    off = (out[mine].double() - step.expected()[mine]).norm(dim=-1)
+    assert (off <= 0.01 * step.expected()[mine].norm(dim=-1).mean()).all()
+    assert out[:first].isnan().all() and out[first + long :].isnan().all()
+    filled = (pages.view(torch.int16) != STALE).flatten(2).all(2).tolist()
+    oldest = 0 if window is None else (length - long - window + 1) // 16
+    assert filled[0] == filled[1] == [oldest <= place < -(-length // 16) for place in range(width)]
 
 
 BLOCKED, UNFINISHED = "wait for each other forever", "'Product.*' object has no attribute"

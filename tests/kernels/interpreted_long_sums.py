@@ -1,5 +1,7 @@
 """The kernel's sums over 32,768 keys in 8 bits, in Triton's interpreter: see test_long_sums.py."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -25,7 +27,12 @@ def step_of(q, k, v) -> Step:
     return step
 
 
-@pytest.mark.parametrize(("launch", "depth"), [(WHOLE, 0.1), (SPLIT, 0.9)], ids=["in one sum", "in splits"])
+IN_HALVES = replace(SPLIT, halves=True)
+
+
+@pytest.mark.parametrize(
+    ("launch", "depth"), [(WHOLE, 0.1), (SPLIT, 0.9), (IN_HALVES, 0.1)], ids=["in one sum", "in splits", "in float16"]
+)
 def test_a_needle_of_a_five_hundredth_survives_the_sum(launch, depth):
     q, k, v, at = long_sums.haystack(KEYS, depth)
     step = step_of(q, k, v)

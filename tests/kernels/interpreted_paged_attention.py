@@ -20,7 +20,7 @@ from gradus.engine.plan import Plan, Span
 from gradus.execution.gpu.warm_up import padding_batch
 from gradus.execution.layout import lay_out
 from gradus.kernels.attention import paged as paged_attention
-from gradus.kernels.attention.launch import Launch, launches
+from gradus.kernels.attention.launch import HOPPER_LAUNCHES, Launch, launches
 from gradus.kernels.attention.work import Work
 from gradus.models.shapes import SHAPES
 from tests.kernels.cases import Step
@@ -192,6 +192,19 @@ def test_every_visible_key_is_in_exactly_one_item_of_its_tile(window):
         if len(parts) > 1:
             places += [partial + split for _, _, split, _, partial in parts]
     assert len(set(places)) == len(places) > 0 and max(places) < 2 * work.aim
+
+
+@pytest.mark.parametrize("launch", [SMALL, HOPPER_LAUNCHES[128]], ids=["every GPU's", "Hopper's"])
+def test_tiles_that_see_more_keys_than_31_bits_count_stay_whole(launch):
+    """A prompt of 262,144 tokens in one step, 8 per tile, has 2^33. Its tiles are too many for a test."""
+    tokens = launch.tokens(16)
+    work = Work(launch, tiles=128, group=16, kv_heads=8, window=None, device=torch.device("cpu"))
+    count, length = 128 * tokens, 1 << 24
+    numbers = (torch.tensor(part, dtype=torch.int32) for part in ([0], [0, count], [length]))
+    work.lay_out(*numbers, most=count)
+    items = [item for item in work.items.tolist() if item[1]]
+    assert sorted(row for row, *_ in items) == [*range(0, count, tokens)]
+    assert all((low, high) == (0, position + tokens) for _, _, position, _, low, high, *_ in items)
 
 
 @pytest.mark.parametrize("length, splits", [(64, 2), (1024, 4), (2048, 8), (4096, 16), (9000, 16)])

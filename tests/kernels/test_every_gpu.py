@@ -463,7 +463,7 @@ def hopper_prompts(able: Capability) -> Iterator[tuple[str, Case]]:
 
 
 def widening(able: Capability) -> Iterator[tuple[str, Case]]:
-    """Of keys and values of 8 bits, for Hopper's prompts."""
+    """Widen keys and values of 8 bits for Hopper's prompts."""
     if able != H200:
         return
     types = {"keys": "*fp8e4nv", "values": "*fp8e4nv", "key_scales": "*fp32", "value_scales": "*fp32"}
@@ -650,22 +650,17 @@ def test_a_prompt_fits_a_gpu_with_little_shared_memory():
     checked(able, name, case)
 
 
-@pytest.mark.parametrize("head_dim, group, products", [(64, 4, 20), (128, 4, 16), (256, 4, 24)])
-def test_a_long_prompt_on_hopper_issues_what_was_raced_and_spills_nothing_in_its_loop(head_dim, group, products):
-    """products: scores over the dimensions, sums of values and of ones over the keys, each 16 at once."""
-    name, case = next(
-        each for each in hopper_prompts(H200) if each[0] == f"hopper prompt {head_dim} of {group}, window 0"
-    )
-    used = checked(H200, name, case)
-    threads = 128 * (HOPPER_LAUNCHES[head_dim].consumers + 1)
+@pytest.mark.parametrize("head_dim", HOPPER_LAUNCHES)
+def test_a_long_prompt_on_hopper_issues_what_was_raced_and_spills_nothing_in_its_loop(head_dim):
+    name, case = next(each for each in hopper_prompts(H200) if each[0] == f"hopper prompt {head_dim} of 4, window 0")
+    used, launch = checked(H200, name, case), HOPPER_LAUNCHES[head_dim]
+    threads = 128 * (launch.consumers + 1)
     assert used.registers == 65536 // threads // 8 * 8, "all that a program of so many threads may begin with"
     loop = shortest_loop_with(used.binary, "MUFU.EX2")
-    keys = HOPPER_LAUNCHES[head_dim].keys
-    assert products == head_dim // 16 + 2 * (keys // 16) if head_dim < 256 else products == 24
+    products = head_dim // 16 + 2 * launch.keys // 16  # scores; sums of values, and of ones: each takes 16 at once
     assert sum("HGMMA" in line for line in loop) == products
-    assert sum("MUFU.EX2" in line for line in loop) == 64 * keys // 128 + 2, (
-        "a thread's scores, and two rows' shrinking"
-    )
+    exponentials = 64 * launch.keys // 128 + 2  # of a thread's scores, and of the shrinking of its two rows
+    assert sum("MUFU.EX2" in line for line in loop) == exponentials
     assert not [line for line in loop if "LDL" in line or "STL" in line], "registers kept in memory"
 
 

@@ -19,7 +19,7 @@ from gradus.attention.storage import PagedStorage
 from gradus.attention.tiles import Kind, Tiles, kinds_of
 from gradus.device.capability import Capability, capability, multiprocessors
 from gradus.device.transfer import upload_parts
-from gradus.kernels.attention.launch import HOPPER_LAUNCHES, HOPPER_PAGE, HopperLaunch, Launch
+from gradus.kernels.attention.launch import HOPPER_PAGE, HopperLaunch, Launch, hopper_launch
 from gradus.kernels.attention.paged import paged_attention
 from gradus.kernels.attention.widen import WidenedPrompts, widened_shape
 from gradus.kernels.attention.work import Work
@@ -49,13 +49,14 @@ class TritonPagedAttention(PagedAttention):
         self.tiles = list(dict.fromkeys(tiles for tiles, _ in self.kinds))
         widest = max(tiles.head_dim for tiles in self.tiles)
         self.may_fuse_rope = widest <= FUSED_ROPE_WIDTH and not config.qk_norm_across_heads
-        self.hopper = self._hopper() if suits_hopper(config, storage, able) else None
+        eight_bits = isinstance(storage, Fp8Storage)
+        suited = suits_hopper(config, storage.dtype, storage.page_size, able, eight_bits=eight_bits)
+        self.hopper = self._hopper() if suited else None
 
     def _hopper(self) -> "HopperPrompts | WidenedPrompts | None":
         if isinstance(self.storage, Fp8Storage):
-            pages = torch.zeros(
-                widened_shape(self.config, self.tables.shape[2] * HOPPER_PAGE), dtype=torch.bfloat16, device=self.device
-            )
+            shape = widened_shape(self.config, self.tables.shape[2] * HOPPER_PAGE)
+            pages = torch.zeros(shape, dtype=torch.bfloat16, device=self.device)
             prompts = hopper_prompts({0: (pages[0], pages[1])}, self.processors)
             return None if prompts is None else WidenedPrompts(self.storage, pages, prompts)
         suited = [layer for layer, (tiles, window) in enumerate(self.kinds) if tiles.hopper(window) is not None]
@@ -122,6 +123,17 @@ class TritonPagedAttention(PagedAttention):
             return hopper
         return tiles.launches[-1]
 
+    def shortest_on_hopper(self, most: int) -> set[int]:
+        """List the shortest prompts, up to `most` tokens long, that take `hopper_attention`: one per kind of layers."""
+        kinds = [] if self.hopper is None else self.kinds
+        shapes = {(tiles, tiles.hopper(window)) for tiles, window in kinds}
+        found = {
+            launch.shortest(most, tiles.group, tiles.kv_heads, self.processors)
+            for tiles, launch in shapes
+            if launch is not None
+        }
+        return {length for length in found if length is not None}
+
     # -- in each layer -----------------------------------------------------------------------------------------------
 
     def destination(self, layer: int) -> tuple[Tensor, Tensor, Tensor, tuple[Tensor, Tensor] | None]:
@@ -164,25 +176,27 @@ class TritonPagedAttention(PagedAttention):
         return out
 
 
-def suits_hopper(config: ModelConfig, storage: PagedStorage, able: Capability) -> bool:
-    """Whether `hopper_attention` supports this model and cache on this GPU, in layers whose `Tiles` have a shape.
+def suits_hopper(
+    config: ModelConfig, dtype: torch.dtype, page_size: int, able: Capability, *, eight_bits: bool
+) -> bool:
+    """Whether `hopper_attention` supports this cache on this GPU, in one of the model's layers at least.
 
-    Only compute capability 9.0 has its instructions (warpgroup products), no later one. Keys and values of 8 bits are
-    widened first (`WidenedPrompts`), where all layers have the same heads.
+    Only compute capability 9.0 has its instructions (warpgroup products), no later one. eight_bits: keys and values are
+    e4m3. They are widened first (`WidenedPrompts`), where all layers have the same heads.
     """
-    wide = storage.keys.dtype == storage.dtype
+    sizes = [config.layer(layer) for layer in range(config.num_layers)]
+    heads = [(each.head_dim, each.num_heads // each.num_kv_heads) for each in sizes]
     return (
         able == (9, 0)
-        and storage.dtype == torch.bfloat16
-        and (wide or not config.sizes)
-        and (wide or config.head_dim in HOPPER_LAUNCHES)
-        and storage.page_size == HOPPER_PAGE
+        and dtype == torch.bfloat16
+        and page_size == HOPPER_PAGE
         and config.attention_softcap is None
+        and not (eight_bits and config.sizes)
+        and any(hopper_launch(*each, window) for each, window in zip(heads, config.windows, strict=True))
     )
 
 
 def hopper_prompts(pages: Mapping[int, tuple[Tensor, Tensor]], processors: int) -> "HopperPrompts | None":
-    """Make the kernel for these layers' pages; None if there are none, or Triton lacks the Gluon that it is written
-    in."""
-    kernel = in_gluon("attention.hopper", "HopperPrompts") if pages else None
+    """Make the kernel for these layers' pages; None if Triton lacks the Gluon that it is written in."""
+    kernel = in_gluon("attention.hopper", "HopperPrompts")
     return None if kernel is None else kernel(pages, processors)

@@ -51,7 +51,8 @@ def _step_lines(plan: MemoryPlan) -> list[tuple[str, str]]:
         ("CUDA graphs", f"{readable(plan.graph_bytes)}, estimated" if plan.graph_bytes else "none"),
         (
             "tables",
-            f"{readable(plan.table_bytes)}: tokens that sequences have seen, block tables, host_cache's staging",
+            f"{readable(plan.table_bytes)}: tokens that sequences have seen, block tables, host_cache's staging, "
+            "8-bit keys widened on Hopper",
         ),
     ]
 

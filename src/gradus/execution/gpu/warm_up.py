@@ -2,8 +2,9 @@
 
 Triton compiles a kernel at its first launch of each kind, and cuBLAS loads its own kernels: together many seconds,
 which the first requests would wait for. The kind of a launch depends on the number of tokens in a span and the number
-of spans, both by powers of two, so a few steps cover all kinds. They run twice: first only to compile all kernels in
-parallel (`gradus.kernels.core.compiling`), then for real.
+of spans, both by powers of two, so a few steps cover all kinds. Only Hopper's kernel for long prompts has lengths of
+its own (`HopperLaunch.fills`). The steps run twice: first only to compile all kernels in parallel
+(`gradus.kernels.core.compiling`), then for real.
 """
 
 from collections.abc import Iterator
@@ -42,7 +43,8 @@ def warm_up(
     tallest = max(tiles.launches[-1].rows for tiles in attention.tiles)
     if any(model.config.experts):  # which launches they take depends on rows per expert, up to the longest prompt
         tallest = most
-    for counts in steps(tallest, most, crowd):
+    long = [[length] for length in sorted(attention.shortest_on_hopper(most))]
+    for counts in [*steps(tallest, most, crowd), *long]:
         batch = padding_batch(counts, padding, model.device)
         attention.prepare(batch)
         hidden = run_model(batch.token_ids, batch.positions, attention)

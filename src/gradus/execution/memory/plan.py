@@ -116,8 +116,8 @@ class MemoryPlan:
     be in use. usable_bytes: how much can therefore be taken.
     weight_bytes: weights and constant tables. mapped_bytes: experts that stay in their file, in addition.
     step_tokens, step_bytes: tokens of the largest step, and its memory; graph_bytes: CUDA graphs. Both are estimates.
-    table_bytes: tables with a row per slot, of sampling, pages and texts; and what pages pass through on their way to
-    host memory. These four are the final engine's alone.
+    table_bytes: tables with a row per slot, of sampling, pages and texts; what pages pass through on their way to
+    host memory; and what long prompts widen keys and values of 8 bits into. These four are the final engine's alone.
     cache_bytes: of all slots, or all pages. cache_bytes_per_token: all layers, a window counted as full attention.
     pages: None for a phase without. sized: True if memory decided the cache's size, False if the user did.
     max_sequences: the most that run at once.
@@ -379,7 +379,9 @@ def _planned(at: "_At", options: EngineConfig, draft: Model | None = None) -> Me
     tables += history_bytes(count, wanted, whole=bool(options.speculate))
     tables += block_table_bytes(len(layer_groups(config)), count + 1, wanted, options.page_size)
     if kernels and _in_fp8(options):
-        tables += at.widened_bytes(wanted)
+        tables += widened_bytes(config, at.dtype, at.device, wanted, options.page_size)
+        if draft is not None:
+            tables += widened_bytes(draft.config, draft.dtype, at.device, wanted, options.page_size)
     if options.host_cache is not None:
         tables += staging_bytes(options.page_size * page_layout(config).position_bytes(*kv_bytes(options, itemsize)))
     if options.heads is not None:
@@ -440,15 +442,6 @@ class _At:
 
         return scratch_bytes(self.model, rows, sampled, self.dtype, self.device)
 
-    def widened_bytes(self, context: int) -> int:
-        """Count the bytes into which long prompts widen a layer's keys and values of 8 bits, on a Hopper GPU."""
-        from gradus.device.capability import capability
-        from gradus.kernels.attention.widen import widened_shape  # here, since it needs Triton
-
-        if capability(self.device) != (9, 0) or self.config.sizes:
-            return 0
-        return 2 * math.prod(widened_shape(self.config, context))
-
     @property
     def itemsize(self) -> int:
         return self.dtype.itemsize
@@ -478,6 +471,16 @@ def kv_bytes(options: EngineOptions, itemsize: int) -> tuple[int, int]:
 
 def _in_fp8(options: EngineOptions) -> bool:
     return isinstance(options, EngineConfig) and options.kv_dtype == "fp8"
+
+
+def widened_bytes(config: ModelConfig, dtype: torch.dtype, device: torch.device, context: int, page_size: int) -> int:
+    """Count the bytes into which long prompts widen a layer's keys and values of 8 bits, on a Hopper GPU."""
+    from gradus.attention.triton_paged import suits_hopper  # here, since these need Triton
+    from gradus.device.capability import capability
+    from gradus.kernels.attention.widen import widened_shape
+
+    suited = suits_hopper(config, dtype, page_size, capability(device), eight_bits=True)
+    return torch.bfloat16.itemsize * math.prod(widened_shape(config, context)) if suited else 0
 
 
 def _filling(config: ModelConfig, options: EngineConfig, itemsize: int, room: int, others: int) -> EngineConfig:

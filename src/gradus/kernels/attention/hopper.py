@@ -16,7 +16,8 @@ exponentials, and Triton lets no two of them overlap there. Here they do, after 
 The bound depends on the width of heads (docs/design/p09.md): an exponential takes as long as the two products of
 64 dimensions. Such heads want three consumers and long blocks; heads of 256 have registers for two.
 
-Blocks are taken last to first: the masked ones come first, and the loop over all the others has no mask.
+Blocks are taken last to first. Those that reach beyond a row's own key come first, those at the edge of a window last,
+and the loop over the blocks between them has no mask.
 
 A page is a box of its own for the copy engine, [1, 16, 64] of the cache [pages, 16, Hkv * Dh]: a column of 128 bytes,
 which shared memory swizzles as the matrix units want it. The box of a page that is not full begins before the page, so

@@ -64,9 +64,9 @@ class HopperLaunch(Launch):
     """A shape of `hopper_attention`. One item at once: its tiles are never split.
 
     head_dim: the width of heads that it is for. consumers: warpgroups that multiply, HOPPER_ROWS rows each. stages:
-    blocks of keys and values in shared memory. long, busy, window: the fewest new tokens of a span, the least share of
-    the multiprocessors that its rounds of tiles keep busy, and the least window, with which it is faster than the
-    kernel of every GPU.
+    blocks of keys and values in shared memory. long, busy, window: it is faster than the kernel of every GPU from this
+    many new tokens per span on, if rounds of tiles keep this share of the multiprocessors busy, and windows are no
+    shorter.
     """
 
     head_dim: int = 0
@@ -109,6 +109,11 @@ class HopperLaunch(Launch):
         usual = sum(count * count for count in counts) / sum(counts)
         return tiles >= self.busy * processors * triton.cdiv(tiles, processors) and usual >= self.long
 
+    def shortest(self, most: int, group: int, kv_heads: int, processors: int) -> int | None:
+        """Find the shortest prompt, of up to `most` tokens, that alone `fills` the GPU; None if none does."""
+        lengths = range(self.long, most + 1)
+        return next((length for length in lengths if self.fills([length], group, kv_heads, processors)), None)
+
 
 # Measured: `benchmarks/answered/prompt_attention.json`.
 HOPPER_LAUNCHES = {
@@ -119,6 +124,12 @@ HOPPER_LAUNCHES = {
         HopperLaunch.of(256, keys=64, stages=2, consumers=2, long=512, busy=0.2, window=512),
     )
 }
+
+
+def hopper_launch(head_dim: int, group: int, window: int | None) -> HopperLaunch | None:
+    """The shape for long prompts on Hopper in layers with these heads; None if there is none."""
+    launch = HOPPER_LAUNCHES.get(head_dim)
+    return launch if launch is not None and launch.suits(group, window) else None
 
 
 def launches(
@@ -134,23 +145,28 @@ def launches(
     dtype: of the queries. eight_bits: keys and values are e4m3, and widened to it. processors: multiprocessors of the
     GPU, which is `able`.
 
-    Measured on an H200 in bfloat16, for heads of 64 and 128 (`benchmarks/kernels/paged_attention.py --sweep`). Wider
-    heads, and values of more bytes, take shorter steps, because their tiles must fit the same shared memory; a GPU with
-    less takes the same shapes, cut to fit (`fitted`).
+    Raced on an H200 in bfloat16, for heads of 64 and 128 (`benchmarks/kernels/paged_attention.py --sweep`). Wider heads
+    and wider values take shorter steps, because their tiles must fit the same shared memory; a GPU with less of it
+    takes the same shapes, cut to fit (`fitted`).
 
-    Among tiles of 16 rows the differences are small where heads are 128 wide: from 32 to 128 keys and from 1 to 4
-    warps, all read memory at its full speed once the batch is large. Narrow heads take more of a program's time for
-    fewer bytes; so they want long steps, and without a group to share keys, one warp that waits for no other. For
-    prompts the shape decides: a tile of 256 rows reads each key half as often as one of 128. Keys in 8 bits want long
-    steps, too, whose widening the next step's reading hides; tall tiles of them gain nothing. Decodes over 8 bits
-    multiply in float16 (`benchmarks/answered/fp8_decode.json`). Narrow heads that share a key head also have a tile of
-    32 rows, for eight tokens with up to four heads each. With it, steps of up to eight
-    sequences that verify drafts take up to 14 % less time than with 64 rows (`benchmarks/answered/draft_steps.json`, on
-    an H100). In float32 a step's widened keys are in registers, each in two parts for TF32 products. Where heads are 64
-    wide, 64 of them spill and 32 do not (compiled for sm_90, not raced). Nor were heads of 512 raced, only compiled: a
-    tile of 64 rows, whose products are warpgroups' on a Hopper GPU, spills where partial results are added up, behind
-    its loop; of 128 rows it does not compile, and over 8 bits 64 rows spill within the loop, and 32 do not. In float32
-    every shape of them spills, and one of 32 rows nearly all that it has.
+    tile of               shape                  why
+    decodes               32 to 128 keys,        nearly the same with heads of 128: once the batch is large, all read
+                          1 to 4 warps           memory at its full speed
+      narrow heads        long steps             such heads take more of a program's time for fewer bytes
+      without a group     one warp               it waits for no other
+    drafts, narrow heads  32 rows: 8 tokens of   up to 14 % less time than 64 rows, for up to eight sequences
+      that share keys     up to 4 heads          (`benchmarks/answered/draft_steps.json`, on an H100)
+    prompts               256 rows               each key is read half as often as with 128
+    8 bits                long steps             the next step's reading hides their widening
+                          no tall tiles          they gain nothing
+      decodes             products in float16    fewer instructions (`benchmarks/answered/fp8_decode.json`)
+      float32, heads 64 * 32 keys                64 spill: widened keys are in registers, each in two parts for TF32
+    heads of 512 *        64 rows                they spill where partial results are added up, behind the loop: on a
+                                                 Hopper GPU products are warpgroups'. 128 rows do not compile
+      8 bits *            32 rows                64 spill within the loop
+      float32 *           16 or 32 rows          every shape spills, 32 rows nearly all that they have
+
+    *: compiled for sm_90, not raced.
     """
     wide = triton.next_power_of_2(head_dim) * dtype.itemsize  # bytes of a key
     halves = eight_bits and wide <= 256 and dtype.itemsize == 2

@@ -80,7 +80,7 @@ class WidenedPrompts:
     ) -> None:
         """As `HopperPrompts.attend`, in two launches: one widens the layer's pages, the other attends."""
         scales = self.storage.scales(layer)
-        seen = ALL if work.window is None else work.window + self.count
+        seen = ALL if work.window is None else work.window + self.count - 1
         widen_pages(
             self.storage.pages(layer), scales, (self.pages[0], self.pages[1]), tables, self.slot, self.length, seen
         )

@@ -141,10 +141,11 @@ def _lay_out(
     count -= tl.load(query_start + span, mask=span < spans, other=0)
     length = tl.load(lengths + span, mask=span < spans, other=0)
     tiles, keys = _shape(count, length, fewest, most, tile_tokens, WINDOW)
-    total = tl.sum(tiles * keys)
+    total = tl.sum(tiles.to(tl.int64) * keys)  # a prompt of 262,144 tokens in one step may exceed 31 bits
     rounded = tl.maximum(tl.sum(tl.where(keys >= tl.cdiv(total, aim), tiles, 0)), 1) - 1
     chunk = tl.cdiv(total, tl.maximum(aim - rounded, 1))
     chunk = tl.maximum(chunk, tl.minimum(tl.cdiv(total, tl.maximum(few - rounded, 1)), LONG))
+    chunk = tl.minimum(chunk, tl.max(keys)).to(tl.int32)
     splits = _splits(keys, chunk, step, whole, adding)
     parted = tl.where(splits > 1, tiles, 0)  # tiles that take more than one item
     ends, partial_ends = tl.cumsum(tiles * splits), tl.cumsum(parted * splits)

@@ -81,7 +81,7 @@ def widened(words: tensor, dtype: constexpr, PACKED: constexpr) -> tuple[tensor,
 def in_float16(queries: tensor) -> tuple[tensor, tensor]:
     """Bring queries [R, C] into float16's range. Returns them, and the power of two [R] that restores each row.
 
-    Exact for bfloat16, except for numbers below 2^-22 of a row's largest, which lose bits.
+    Exact, except for numbers below 2^-22 of a row's largest, which lose bits.
     """
     wide = queries.to(tl.float32)
     unit, inverse = scales_of(tl.maximum(largest_of(wide), FAINT))
