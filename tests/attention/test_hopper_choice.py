@@ -11,9 +11,10 @@ import torch
 pytest.importorskip("triton", reason="Triton is for Linux alone")
 
 from gradus.attention.fp8_storage import Fp8Storage
+from gradus.attention.paged import block_tables
 from gradus.attention.storage import PagedStorage
 from gradus.attention.tiles import kinds_of
-from gradus.attention.triton_paged import hopper_prompts, suits_hopper
+from gradus.attention.triton_paged import TritonPagedAttention, hopper_layers, hopper_prompts, widened_bytes
 from gradus.device.capability import Capability
 from gradus.kernels.attention.launch import HOPPER_LAUNCHES
 from gradus.kernels.core import gluon
@@ -27,7 +28,7 @@ NOISE = 1.16  # between runs of one kernel: the GPU is at its limit of power, an
 
 
 def suits(config: ModelConfig = LLAMA, able: Capability = H200, page_size: int = 16, dtype=torch.bfloat16) -> bool:
-    return suits_hopper(config, PagedStorage(config, 1, page_size, dtype, torch.device("cpu")), able)
+    return bool(hopper_layers(config, dtype, page_size, able, eight_bits=False))
 
 
 def test_only_what_the_kernel_was_written_for_takes_it():
@@ -62,13 +63,30 @@ def test_layers_may_differ():
     assert [each and each.head_dim for each in found] == [128, None, 256]
 
 
-def test_keys_in_8_bits_are_widened_for_it_where_all_layers_have_the_same_heads():
-    def eight_bits(config: ModelConfig) -> bool:
-        return suits_hopper(config, Fp8Storage(config, 1, 16, torch.bfloat16, torch.device("cpu")), H200)
+NARROW = replace(LLAMA, num_kv_heads=1, num_heads=4, head_dim=64)  # little memory
 
-    assert eight_bits(LLAMA) and eight_bits(replace(LLAMA, head_dim=64))
-    assert not eight_bits(replace(LLAMA, head_dim=96))
-    assert not eight_bits(replace(LLAMA, sizes=(LayerSizes(8, 128, 14336),)))
+
+@pytest.mark.parametrize(
+    ("changed", "widens"),
+    [
+        ({}, True),
+        ({"head_dim": 128}, True),
+        ({"head_dim": 96}, False),
+        ({"num_heads": 3}, False),
+        ({"windows": (1023,)}, False),
+        ({"attention_softcap": 30.0}, False),
+        ({"sizes": (LayerSizes(1, 64, 14336),)}, False),
+    ],
+)
+def test_keys_in_8_bits_have_memory_to_be_widened_into_where_a_layer_takes_it(monkeypatch, changed, widens):
+    """Exactly as much as is planned, and none without such a layer."""
+    monkeypatch.setattr("gradus.attention.triton_paged.capability", lambda device: H200)
+    config, cpu = replace(NARROW, **changed), torch.device("cpu")
+    storage = Fp8Storage(config, 1, 16, torch.bfloat16, cpu)
+    hopper = TritonPagedAttention(config, storage, 2, block_tables(storage, 2, 1000)).hopper
+    planned = widened_bytes(config, torch.bfloat16, 16, H200, 1000)
+    assert planned == (hopper.pages.nbytes if widens else 0) and widens == (hopper is not None)
+    assert planned == widens * 2 * 63 * 16 * config.head_dim * 2
 
 
 def counts_of(step: str) -> list[int]:

@@ -10,7 +10,7 @@ import triton
 
 from gradus.attention.storage import PagedStorage
 from gradus.device.capability import Capability
-from gradus.kernels.attention.launch import HOPPER_LAUNCHES, HopperLaunch, Launch, launches
+from gradus.kernels.attention.launch import HopperLaunch, Launch, hopper_launch, launches
 from gradus.kernels.attention.new_token import MOST_NEW
 from gradus.kernels.attention.splits import Partials
 from gradus.kernels.attention.work import Work
@@ -61,8 +61,7 @@ class Tiles:
 
     def hopper(self, window: int | None) -> HopperLaunch | None:
         """The shape for long prompts on Hopper, in layers with that window; None if there is none for these heads."""
-        launch = HOPPER_LAUNCHES.get(self.head_dim)
-        return launch if launch is not None and launch.suits(self.group, window) else None
+        return hopper_launch(self.head_dim, self.group, window)
 
     def holding(self, tokens: int) -> int:
         """The number of the first shape whose tile holds that many tokens, or else of the last."""

@@ -121,6 +121,12 @@ HOPPER_LAUNCHES = {
 }
 
 
+def hopper_launch(head_dim: int, group: int, window: int | None) -> HopperLaunch | None:
+    """The shape for long prompts in layers with these heads and that window; None if there is none."""
+    launch = HOPPER_LAUNCHES.get(head_dim)
+    return launch if launch is not None and launch.suits(group, window) else None
+
+
 def launches(
     head_dim: int,
     dtype: torch.dtype,
