@@ -39,7 +39,7 @@ from gradus.loading import open_checkpoint
 from gradus.models import SHAPES
 from gradus.models.precision import resolve_device
 from gradus.server.config import ServerConfig
-from gradus.server.engine.loading import planned
+from gradus.server.engine.loading import keywords, planned
 from gradus.text.llm import LLM
 
 STORAGES = {"bfloat16": PagedStorage, "fp8": Fp8Storage}
@@ -129,7 +129,7 @@ def _engine(shape: str, device: torch.device, *, sequences: int) -> dict[str, An
     settings = ServerConfig(model=name, device=str(device)).merge({"max_sequences": sequences})
     plan, _ = planned(settings, open_checkpoint(name))
     at_first, resident = held(device), process.memory_info().rss
-    with LLM(name, device=str(device), max_sequences=sequences) as llm:
+    with LLM(**keywords(settings)) as llm:  # with a server's defaults, as it is planned
         built, built_resident = held(device), process.memory_info().rss
         tokens = llm.limits.context_length - ANSWER
         prompt = [number % llm.limits.vocab_size for number in range(tokens)]
