@@ -49,10 +49,7 @@ def _step_lines(plan: MemoryPlan) -> list[tuple[str, str]]:
     return [
         ("largest step", f"{readable(plan.step_bytes)}, estimated for {plan.step_tokens} tokens"),
         ("CUDA graphs", f"{readable(plan.graph_bytes)}, estimated" if plan.graph_bytes else "none"),
-        (
-            "tables",
-            f"{readable(plan.table_bytes)}: tokens that sequences have seen, block tables, host_cache's staging",
-        ),
+        ("tables", f"{readable(plan.table_bytes)}: rows of sequences, host_cache's staging, 8 bits that are widened"),
     ]
 
 
