@@ -97,7 +97,7 @@ def test_steps_are_longer_where_memory_is_plenty_and_nobody_waits_for_their_end(
 
 
 def test_longer_steps_leave_a_cache_worth_having():
-    """They would take 8,448 of 67,408 tokens, of which 65,536 are worth having."""
+    """They would take 8,448 of its 67,200 tokens, and leave fewer than the 65,536 that are worth having."""
     asked = {"context_length": 32768}
     shown = plan("llama-3.1-8b", DeviceMemory(37 * GB, 80 * GB), **asked)
     assert shown.pages.positions >= worth_having(options("llama-3.1-8b", **asked)) > shown.pages.positions - 8448

@@ -214,7 +214,7 @@ class MemoryPlan:
         return memory.holders(torch.device(self.device))
 
     def applied(self, options: EngineConfig) -> EngineConfig:
-        """Apply this cache, this context and the concessions to the options, and log the notes.
+        """Apply this cache, this context, the concessions and longer steps to the options, and log the notes.
 
         No setting of the result yields any more. Raises ConfigError if memory sizes the cache and none is left for it.
         """
