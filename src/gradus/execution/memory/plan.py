@@ -21,6 +21,7 @@ Defaults that would leave no cache worth having are lowered (concessions.py).
 """
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -87,13 +88,13 @@ class PagePlan:
         Each layer group of the final engine has its own pages, all from one pool: a block is one page per group. A
         phase's page holds all layers.
         """
-        blocks, per, windows = options.cache_blocks, kv_bytes(options, itemsize), tuple[int | None, ...]((None,))
+        blocks, per = options.cache_blocks, kv_bytes(options, itemsize)
+        windows: tuple[int | None, ...] = (None,)
+        position = kv_bytes_per_token(config, *per)
         if isinstance(options, EngineConfig):
             layout = page_layout(config)
-            windows = tuple(group.window for group in layout.groups)
-            count, position = blocks * len(windows), layout.position_bytes(*per)
-        else:
-            count, position = blocks, kv_bytes_per_token(config, *per)
+            windows, position = tuple(group.window for group in layout.groups), layout.position_bytes(*per)
+        count = blocks * len(windows)
         return cls(
             page_size=options.page_size,
             count=count,
@@ -380,17 +381,7 @@ def _planned(at: "_At", options: EngineConfig, draft: Model | None = None) -> Me
     rows = min(count * (1 + options.most_drafts), max(count, MOST_ROWS))  # decodes and their drafts
     step = step_bytes(config, tokens, rows, itemsize) + (at.scratch(tokens, rows) if kernels else 0)
     graphs = graph_bytes(at, options, rows, draft) if options.graphs and kernels else 0
-    slots = count + 1 if kernels else count  # the kernels' sampler has one more, for padding
-    tables = table_bytes(config.vocab_size, slots, masks=kernels)
-    tables += history_bytes(count, wanted, whole=bool(options.speculate))
-    tables += block_table_bytes(len(layer_groups(config)), count + 1, wanted, options.page_size)
-    if kernels and _in_fp8(options):
-        tables += sum(_widened(each, at.device, options.page_size, wanted) for each in models)
-    if options.host_cache is not None:
-        tables += staging_bytes(options.page_size * page_layout(config).position_bytes(*kv_bytes(options, itemsize)))
-    if options.heads is not None:
-        states = (count + 1) * config.hidden_size * itemsize  # one of each slot
-        tables += heads_bytes(Path(options.heads), itemsize) + states
+    tables = _tables(at, options, models, kernels=kernels)
     fraction = 1.0 if options.memory_fraction is None else options.memory_fraction
     usable = at.memory.usable(fraction)
     weights = sum(resident_bytes(each, at.device) for each in models)
@@ -401,7 +392,7 @@ def _planned(at: "_At", options: EngineConfig, draft: Model | None = None) -> Me
         others = options.page_size * layout.position_bytes(*kv_bytes(options, draft.dtype.itemsize))
     filled = _filling(config, options, itemsize, left, others) if options.sized else options
     context = _longest(config, filled, budget)
-    pages = PagePlan.of(config, replace(filled, limits=replace(options.limits, context_length=context)), itemsize)
+    pages = PagePlan.of(config, filled, itemsize)
     return MemoryPlan(
         **at.facts(options) | {"weight_bytes": weights},
         memory_fraction=fraction,
@@ -417,6 +408,34 @@ def _planned(at: "_At", options: EngineConfig, draft: Model | None = None) -> Me
         sized=options.sized,
         wanted_context=wanted if context < wanted else None,
     )
+
+
+def _tables(at: "_At", options: EngineConfig, models: Sequence[Model], *, kernels: bool) -> int:
+    """Count the bytes of tables with a row per slot, and of the rooms that keys and values pass through.
+
+    models: the model, and the draft model if there is one.
+    """
+    config, itemsize = at.config, at.itemsize
+    count, context, page_size = options.max_sequences, options.limits.context_length, options.page_size
+    slots = count + 1 if kernels else count  # the kernels' sampler has one more, for padding
+    size = table_bytes(config.vocab_size, slots, masks=kernels)
+    size += history_bytes(count, context, whole=bool(options.speculate))
+    size += block_table_bytes(len(layer_groups(config)), count + 1, context, page_size)
+    if kernels and _in_fp8(options):
+        size += sum(_widened(each, at.device, page_size, context) for each in models)
+    if options.host_cache is not None:
+        size += staging_bytes(page_size * page_layout(config).position_bytes(*kv_bytes(options, itemsize)))
+    if options.heads is not None:
+        states = (count + 1) * config.hidden_size * itemsize  # one of each slot
+        size += heads_bytes(Path(options.heads), itemsize) + states
+    return size
+
+
+def _widened(model: Model, device: torch.device, page_size: int, context: int) -> int:
+    """Count the bytes into which long prompts widen a layer's keys and values of 8 bits."""
+    from gradus.attention.triton_paged import widened_bytes  # here: it needs Triton
+
+    return widened_bytes(model.config, model.dtype, page_size, capability(device), context)
 
 
 @dataclass(frozen=True)
@@ -539,13 +558,6 @@ def _mlp_values(config: ModelConfig, layer: int) -> int:
         return dense
     each = 3 * experts.width + 2 * config.hidden_size  # gate, features, their product; the row and the result
     return dense + experts.chosen * each + 2 * experts.count  # and the router's logits, in float32
-
-
-def _widened(model: Model, device: torch.device, page_size: int, context: int) -> int:
-    """Count the bytes into which long prompts widen a layer's keys and values of 8 bits."""
-    from gradus.attention.triton_paged import widened_bytes  # here: it needs Triton
-
-    return widened_bytes(model.config, model.dtype, page_size, capability(device), context)
 
 
 def graph_bytes(at: "_At", options: EngineConfig, sampled: int, draft: Model | None = None) -> int:
