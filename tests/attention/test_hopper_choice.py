@@ -14,12 +14,12 @@ pytest.importorskip("triton", reason="Triton is for Linux alone")
 from gradus.attention import triton_paged
 from gradus.attention.fp8_storage import Fp8Storage
 from gradus.attention.graph_paged import GraphPagedAttention
+from gradus.attention.paged import block_tables
 from gradus.attention.storage import PagedStorage
 from gradus.attention.tiles import kinds_of
-from gradus.attention.triton_paged import TritonPagedAttention, hopper_prompts, suits_hopper
+from gradus.attention.triton_paged import TritonPagedAttention, hopper_layers, hopper_prompts, widened_bytes
 from gradus.device.capability import Capability
 from gradus.execution.gpu.warm_up import warm_up
-from gradus.execution.memory.plan import widened_bytes
 from gradus.kernels.attention.launch import HOPPER_LAUNCHES
 from gradus.kernels.core import gluon
 from gradus.models.config import LayerSizes, ModelConfig
@@ -37,10 +37,8 @@ def on_an_h200(monkeypatch):
     monkeypatch.setattr(triton_paged, "multiprocessors", lambda device: 132)
 
 
-def suits(config: ModelConfig = LLAMA, able: Capability = H200, page_size: int = 16, **changed) -> bool:
-    return suits_hopper(
-        config, **({"dtype": torch.bfloat16, "eight_bits": False} | changed), able=able, page_size=page_size
-    )
+def suits(config: ModelConfig = LLAMA, able: Capability = H200, page_size: int = 16, dtype=torch.bfloat16) -> bool:
+    return bool(hopper_layers(config, dtype, page_size, able, eight_bits=False))
 
 
 def test_only_what_the_kernel_was_written_for_takes_it():
@@ -77,23 +75,30 @@ def test_layers_may_differ():
     assert [each and each.head_dim for each in found] == [128, None, 256]
 
 
-def test_keys_in_8_bits_are_widened_for_it_where_all_layers_have_the_same_heads():
-    layer = LayerSizes(8, 128, 14336)
-    assert suits(eight_bits=True) and suits(replace(LLAMA, head_dim=64), eight_bits=True)
-    assert suits(replace(LLAMA, sizes=(layer,))) and not suits(replace(LLAMA, sizes=(layer,)), eight_bits=True)
+NARROW = replace(LLAMA, num_kv_heads=1, num_heads=4, head_dim=64)  # little memory
 
 
-@pytest.mark.parametrize("changed", [{}, {"num_heads": 24}, {"head_dim": 96}, {"windows": (64,)}], ids=str)
-@pytest.mark.parametrize("page_size", [16, 32])
+@pytest.mark.parametrize(
+    ("changed", "widens"),
+    [
+        ({}, True),
+        ({"head_dim": 128}, True),
+        ({"head_dim": 96}, False),
+        ({"num_heads": 3}, False),
+        ({"windows": (1023,)}, False),
+        ({"attention_softcap": 30.0}, False),
+        ({"sizes": (LayerSizes(1, 64, 14336),)}, False),
+    ],
+)
 @pytest.mark.usefixtures("on_an_h200")
-def test_memory_for_widened_pages_is_planned_where_it_is_allocated(changed, page_size, monkeypatch):
-    """Three query heads per key head, heads of 96, and short windows never take the kernel. Nor do pages of 32."""
-    monkeypatch.setattr("gradus.device.capability.capability", lambda device: H200)
-    config, device = replace(LLAMA, context_length=1000, **changed), torch.device("cpu")
-    hopper = TritonPagedAttention(config, Fp8Storage(config, 1, page_size, torch.bfloat16, device), slots=1).hopper
-    planned = widened_bytes(config, torch.bfloat16, device, 1000, page_size)
-    assert planned == (0 if hopper is None else hopper.pages.nbytes)
-    assert (hopper is not None) == (not changed and page_size == 16)
+def test_keys_in_8_bits_have_memory_to_be_widened_into_where_a_layer_takes_it(changed, widens):
+    """Exactly as much as is planned, and none without such a layer."""
+    config, cpu = replace(NARROW, **changed), torch.device("cpu")
+    storage = Fp8Storage(config, 1, 16, torch.bfloat16, cpu)
+    hopper = TritonPagedAttention(config, storage, 2, block_tables(storage, 2, 1000)).hopper
+    planned = widened_bytes(config, torch.bfloat16, 16, H200, 1000)
+    assert planned == (hopper.pages.nbytes if widens else 0) and widens == (hopper is not None)
+    assert planned == widens * 2 * 63 * 16 * config.head_dim * 2
 
 
 def counts_of(step: str) -> list[int]:

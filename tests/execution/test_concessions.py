@@ -12,6 +12,7 @@ import torch
 from gradus.cli.memory import as_dict, render
 from gradus.config.options import EngineConfig
 from gradus.config.settings import Settings, stated
+from gradus.device.capability import Assumed, Capability, assuming
 from gradus.engine.request import ModelLimits
 from gradus.errors import ConfigError
 from gradus.execution.gpu.prompt_graphs import prompt_sizes
@@ -93,6 +94,77 @@ def test_steps_are_longer_where_memory_is_plenty_and_nobody_waits_for_their_end(
     assert shorter.applied(options("llama-3.2-1b")).token_budget == 8192
     for asked in ({"token_budget": 8192}, {"step_target": 0.1}):
         assert plan("llama-3.2-1b", big, **asked).step_tokens == 8192, asked
+
+
+def test_longer_steps_leave_a_cache_worth_having():
+    """They would take 8,448 of its 67,200 tokens, and leave fewer than the 65,536 that are worth having."""
+    asked = {"context_length": 32768}
+    shown = plan("llama-3.1-8b", DeviceMemory(37 * GB, 80 * GB), **asked)
+    assert shown.pages.positions >= worth_having(options("llama-3.1-8b", **asked)) > shown.pages.positions - 8448
+    assert (shown.step_tokens, shown.concessions) == (8192, ())
+    assert plan("llama-3.1-8b", DeviceMemory(40 * GB, 80 * GB), **asked).step_tokens == 16384
+
+
+def test_longer_steps_shorten_no_request():
+    """Layers with a window hold a step's tokens as well, and the first cache has few pages. Memory has no room for the
+    whole context in the second."""
+    big = DeviceMemory(139 * GB, 140 * GB)
+    shown = plan("gemma3-1b", big, cache_tokens=16384)
+    assert (shown.context_length, shown.wanted_context, shown.step_tokens) == (32768, None, 8192)
+    assert plan("gemma3-1b", big, cache_tokens=32768).step_tokens == 16384
+    found = DeviceMemory(40 * GB, 80 * GB)
+    asked = plan("llama-3.1-8b", found, token_budget=8192)
+    assert plan("llama-3.1-8b", found).context_length == asked.context_length < 131_072
+
+
+def test_a_budget_is_not_taken_from_the_number_of_sequences():
+    """A step has at least a token for each."""
+    asked = options("smollm2-135m", max_sequences=16384, step_target=0.1, cache_tokens=10**6)
+    shown = plan("smollm2-135m", ROOMY, max_sequences=16384, step_target=0.1, cache_tokens=10**6)
+    assert shown.step_tokens == 16384 and shown.applied(asked).token_budget == 8192
+
+
+H200 = Assumed("NVIDIA H200", Capability(9, 0), 132)
+
+
+@pytest.mark.parametrize(
+    ("shape", "settings", "widened"),
+    [
+        ("llama-3.1-8b", {}, 8 * 128),
+        ("llama-3.1-8b", {"page_size": 32}, 0),
+        ("llama-3.2-3b", {}, 0),  # three heads per key head
+        ("phi3.5-mini", {}, 0),  # heads of 96
+        ("gpt-oss-20b", {}, 8 * 64),  # half of its layers have too narrow a window
+        ("gemma4-12b", {}, 0),  # two kinds of heads
+    ],
+)
+def test_what_long_prompts_widen_into_is_planned_where_a_layer_takes_the_hopper_kernel(shape, settings, widened):
+    context = SHAPES[shape].context_length
+    with assuming(H200):
+        eight, sixteen = (
+            plan(shape, ROOMY, context_length=context, kv_dtype=kind, **settings) for kind in ("fp8", "auto")
+        )
+    assert eight.table_bytes - sixteen.table_bytes == 2 * context * widened * 2
+    with assuming(H200._replace(capability=Capability(10, 0))):
+        assert plan(shape, ROOMY, kv_dtype="fp8", **settings).table_bytes == sixteen.table_bytes
+
+
+def test_a_draft_widens_its_keys_and_values_too():
+    config, draft = SHAPES["llama-3.1-8b"], SHAPES["llama-3.2-1b"]
+    precision = resolve("bfloat16", None, CPU, config)
+    with assuming(H200):
+        eight, sixteen = (
+            memory_plan(
+                config,
+                options("llama-3.1-8b", speculate="draft:llama-3.2-1b", kv_dtype=kind),
+                GPU,
+                precision,
+                memory=ROOMY,
+                draft=(draft, precision),
+            )
+            for kind in ("fp8", "auto")
+        )
+    assert eight.table_bytes - sixteen.table_bytes == 2 * 131_072 * (8 * 128 + 8 * 64) * 2
 
 
 def test_what_is_left_over_is_said_in_one_line():

@@ -80,7 +80,15 @@ def test_the_arithmetic_on_paper():
     assert PAPER.sequences_that_fit == 7  # 1800 less 400 leaves 1400
     assert (PAPER.sequences, PAPER.left_bytes, PAPER.fits) == (3, 800, True)
     assert replace(PAPER, max_sequences=9).sequences == 7
-    assert replace(PAPER, pages=PagePlan(16, 12, 600, 192, 1)).sequences == 1
+    assert replace(PAPER, pages=PagePlan(16, 12, 600, 192)).sequences == 1
+
+
+def test_sequences_that_fit_hold_only_their_windows():
+    """A gemma of 3 groups: a context of 320 tokens has 20 pages, and a window of 16 tokens 2 at most."""
+    windowed = PagePlan(16, 47, 48 * 100, 15 * 16, (None, 16, 16))
+    shown = replace(PAPER, context_length=320, cache_bytes=48 * 100, usable_bytes=400 + 6 * 2400, pages=windowed)
+    assert shown.cache_bytes_per_sequence == (20 + 2 + 2) * 100
+    assert (shown.sequences_that_fit, shown.sequences) == (6, 1) and shown.sequences_by_length == {320: 1}
 
 
 def test_a_model_that_does_not_fit_runs_nothing():
@@ -125,7 +133,6 @@ def test_pages_are_counted_as_they_are_allocated(shape):
     storage = PagedStorage(SHAPES[shape], pages.count, 16, torch.float32, CPU)
     assert pages.bytes == storage.keys.nbytes + storage.values.nbytes
     assert pages.positions == 21 * 16 and pages.count == 21 * len(storage.groups)
-    assert pages.full_sequences == 3  # 7 pages each, of 21
     cache = PagedCache(pages.count, 16, [group.window for group in storage.groups])
     assert all(cache.reserve(number, 100) for number in range(3)) and not cache.reserve(3, 1)
 

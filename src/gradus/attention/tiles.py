@@ -60,7 +60,7 @@ class Tiles:
         self._works: dict[tuple[Launch, int | None, int], Work] = {}
 
     def hopper(self, window: int | None) -> HopperLaunch | None:
-        """The shape for long prompts on Hopper, in layers with that window; None if there is none."""
+        """The shape for long prompts on Hopper, in layers with that window; None if there is none for these heads."""
         return hopper_launch(self.head_dim, self.group, window)
 
     def holding(self, tokens: int) -> int:

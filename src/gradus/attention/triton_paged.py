@@ -5,6 +5,7 @@ plans the step: it sorts spans into a few launch shapes by their length, and the
 work. A step of decodes takes one launch shape; a step that also reads prompts takes two or three.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -49,18 +50,19 @@ class TritonPagedAttention(PagedAttention):
         self.tiles = list(dict.fromkeys(tiles for tiles, _ in self.kinds))
         widest = max(tiles.head_dim for tiles in self.tiles)
         self.may_fuse_rope = widest <= FUSED_ROPE_WIDTH and not config.qk_norm_across_heads
-        eight_bits = isinstance(storage, Fp8Storage)
-        suited = suits_hopper(config, storage.dtype, storage.page_size, able, eight_bits=eight_bits)
-        self.hopper = self._hopper() if suited else None
+        self.hopper = self._hopper(able)
 
-    def _hopper(self) -> "HopperPrompts | WidenedPrompts | None":
-        if isinstance(self.storage, Fp8Storage):
-            shape = widened_shape(self.config, self.tables.shape[2] * HOPPER_PAGE)
-            pages = torch.zeros(shape, dtype=torch.bfloat16, device=self.device)
-            prompts = hopper_prompts({0: (pages[0], pages[1])}, self.processors)
-            return None if prompts is None else WidenedPrompts(self.storage, pages, prompts)
-        suited = [layer for layer, (tiles, window) in enumerate(self.kinds) if tiles.hopper(window) is not None]
-        return hopper_prompts({layer: self.storage.pages(layer) for layer in suited}, self.processors)
+    def _hopper(self, able: Capability) -> "HopperPrompts | WidenedPrompts | None":
+        storage, eight_bits = self.storage, isinstance(self.storage, Fp8Storage)
+        layers = hopper_layers(self.config, storage.dtype, storage.page_size, able, eight_bits=eight_bits)
+        if not layers:
+            return None
+        if not isinstance(storage, Fp8Storage):
+            return hopper_prompts({layer: storage.pages(layer) for layer in layers}, self.processors)
+        shape = widened_shape(self.config, self.tables.shape[2] * HOPPER_PAGE)
+        pages = torch.zeros(shape, dtype=storage.dtype, device=self.device)
+        prompts = hopper_prompts({0: (pages[0], pages[1])}, self.processors)
+        return None if prompts is None else WidenedPrompts(storage, pages, prompts)
 
     def prepare(self, batch: Batch) -> None:
         self._begin(batch)
@@ -176,24 +178,30 @@ class TritonPagedAttention(PagedAttention):
         return out
 
 
-def suits_hopper(
+def hopper_layers(
     config: ModelConfig, dtype: torch.dtype, page_size: int, able: Capability, *, eight_bits: bool
-) -> bool:
-    """Whether `hopper_attention` supports this cache on this GPU, in one of the model's layers at least.
+) -> list[int]:
+    """List the layers whose long prompts `hopper_attention` may take on this GPU. dtype: of queries.
 
     Only compute capability 9.0 has its instructions (warpgroup products), no later one. eight_bits: keys and values are
     e4m3. They are widened first (`WidenedPrompts`), where all layers have the same heads.
     """
+    if able != (9, 0) or dtype != torch.bfloat16 or page_size != HOPPER_PAGE or config.attention_softcap is not None:
+        return []
+    if eight_bits and config.sizes:
+        return []
     sizes = [config.layer(layer) for layer in range(config.num_layers)]
-    heads = [(each.head_dim, each.num_heads // each.num_kv_heads) for each in sizes]
-    return (
-        able == (9, 0)
-        and dtype == torch.bfloat16
-        and page_size == HOPPER_PAGE
-        and config.attention_softcap is None
-        and not (eight_bits and config.sizes)
-        and any(hopper_launch(*each, window) for each, window in zip(heads, config.windows, strict=True))
-    )
+    return [
+        layer
+        for layer, (each, window) in enumerate(zip(sizes, config.windows, strict=True))
+        if hopper_launch(each.head_dim, each.num_heads // each.num_kv_heads, window) is not None
+    ]
+
+
+def widened_bytes(config: ModelConfig, dtype: torch.dtype, page_size: int, able: Capability, context: int) -> int:
+    """Bytes into which long prompts of up to `context` tokens widen a cache of 8 bits; 0 if no layer does."""
+    layers = hopper_layers(config, dtype, page_size, able, eight_bits=True)
+    return math.prod(widened_shape(config, context)) * dtype.itemsize if layers else 0
 
 
 def hopper_prompts(pages: Mapping[int, tuple[Tensor, Tensor]], processors: int) -> "HopperPrompts | None":

@@ -2,19 +2,16 @@
 
 from collections.abc import Mapping, Sequence
 
-from gradus.cache.windows import most_pages
+from gradus.cache.windows import decoding_pages
 
 LENGTHS = (2048, 8192, 32_768, 131_072)
 """The usual lengths to show, in tokens."""
 
 
 def sequences_held(pages: int, windows: Sequence[int | None], page_size: int, length: int) -> int:
-    """Count the sequences of `length` tokens that `pages` hold while all of them decode.
-
-    windows: of each layer group, None for full attention. A prompt that is being read takes more of the pages of layers
-    with a window.
-    """
-    return pages // sum(most_pages(length, 1, window, page_size) for window in windows)
+    """Count the sequences of `length` tokens that `pages` hold while all of them decode. windows: of each layer
+    group."""
+    return pages // decoding_pages(length, windows, page_size)
 
 
 def sequences_by_length(

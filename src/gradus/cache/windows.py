@@ -30,6 +30,15 @@ def most_pages(length: int, longest_span: int, window: int | None, page_size: in
     return min(pages, (seen - 2) // page_size + 2)  # that many positions, in the worst alignment with pages
 
 
+def decoding_pages(length: int, windows: Sequence[int | None], page_size: int) -> int:
+    """The most pages that a sequence of `length` tokens holds while it decodes.
+
+    windows: of each layer group, None for full attention. A prompt that is being read takes more pages of the groups
+    with a window.
+    """
+    return sum(most_pages(length, 1, window, page_size) for window in windows)
+
+
 def longest_sequence(
     pages: int, windows: Sequence[int | None], page_size: int, longest_span: int | None, most: int
 ) -> int:

@@ -23,6 +23,9 @@ products of a step are as fast per token as those of a longer one (8B in 16 bits
 SERVED_SLOWDOWN = 1.3
 """The slowdown of servers on GPUs. On a CPU they have none: a long prompt takes tens of seconds there as it is."""
 
+LONGER_STEP = 16384
+"""Tokens of a step on a GPU with memory to spare, in an engine without step_target."""
+
 MOST_DRAFTS = 16
 """Most drafts per step: further ones are seldom right, even in copied text, and their rows cost more than they gain."""
 USUAL_DRAFTS = 7
@@ -67,7 +70,8 @@ class EngineOptions:
     # grows with each token. A budget above that number delays decodes, a budget below it wastes the step.
     token_budget: int | None = setting(
         None,
-        "Most tokens per step: longer prompts are cut into chunks.",
+        "Most tokens per step: longer prompts are cut into chunks. The final engine has "
+        f"{LONGER_STEP} by default where a GPU has memory to spare and no step_target is set.",
         unset="the phase's own",
         suits={"cpu": 256, "cuda": 8192},
         least=1,

@@ -36,8 +36,6 @@ class NgramDrafter(Drafter):
     def propose(self, history: History, slots: Tensor, count: int, limits: Tensor) -> Tensor:
         if self._look_up is not None:
             return self._look_up(slots, history.tokens, history.lengths, count)
-        if history.device.type != "cpu":  # the host would have to wait for the lengths
-            return look_up(history.tokens[slots], history.lengths[slots], count)
         longest = int(history.lengths[slots].max())
         parts = slots.split(max(1, MOST_AT_ONCE // longest))
         return torch.cat([self._look_up_on_host(history, part, count) for part in parts])

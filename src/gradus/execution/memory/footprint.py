@@ -5,7 +5,7 @@ Torch-free.
 """
 
 from gradus.cache.groups import page_layout
-from gradus.cache.windows import most_pages
+from gradus.cache.windows import decoding_pages
 from gradus.config.options import DEFAULT_PAGE_SIZE
 from gradus.models.config import ModelConfig, parameter_count
 
@@ -25,7 +25,7 @@ def context_pages(config: ModelConfig, tokens: int) -> int:
     have no pages.
     """
     windows = [group.window for group in page_layout(config).groups]
-    return sum(most_pages(tokens, 1, window, DEFAULT_PAGE_SIZE) for window in windows)
+    return decoding_pages(tokens, windows, DEFAULT_PAGE_SIZE)
 
 
 def context_bytes(config: ModelConfig, tokens: int, per_value: int = 2, per_scale: int = 0) -> int:

@@ -21,7 +21,7 @@ Defaults that would leave no cache worth having are lowered (concessions.py).
 """
 
 import logging
-import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -31,9 +31,10 @@ import torch
 from gradus.attention.paged import block_table_bytes
 from gradus.cache.capacity import sequences_by_length, sequences_held
 from gradus.cache.groups import layer_groups, page_layout
-from gradus.cache.windows import longest_sequence
-from gradus.config.options import EngineConfig, EngineOptions
+from gradus.cache.windows import decoding_pages, longest_sequence
+from gradus.config.options import LONGER_STEP, EngineConfig, EngineOptions
 from gradus.config.settings import capacity, heeded
+from gradus.device.capability import capability
 from gradus.errors import ConfigError
 from gradus.execution.gpu.page_copies import staging_bytes
 from gradus.execution.memory.concessions import Concession, conceded, descending, worth_having
@@ -57,7 +58,6 @@ PHASE_FRACTION = 0.9  # of the free memory, for a phase's weights and cache: the
 # noise, which is made of 64-bit integers.
 SAMPLING_BYTES = 48
 MOST_PAGES = 1 << 18  # when memory sizes the cache: each page has entries in tables, which are searched now and then
-LONGER_STEP = 16384  # tokens, where the default is half of it
 LONGER_SHARE = 1 / 64  # of a GPU's memory, at most, for making steps longer
 GRAPH_BYTES = 16 << 20  # set aside for the driver's own data of a captured graph, in addition to its tensors
 
@@ -68,7 +68,6 @@ class PagePlan:
 
     count: its pages without page 0, which no sequence gets. bytes: of all pages, page 0 included.
     positions: how many tokens' keys and values fit, in all layers.
-    full_sequences: how many sequences of full length fit at once; shorter ones take only the pages that they fill.
     windows: of the layer groups that have pages of their own.
     """
 
@@ -76,7 +75,6 @@ class PagePlan:
     count: int
     bytes: int
     positions: int
-    full_sequences: int
     windows: tuple[int | None, ...] = (None,)
 
     def sequences(self, length: int) -> int:
@@ -90,19 +88,18 @@ class PagePlan:
         Each layer group of the final engine has its own pages, all from one pool: a block is one page per group. A
         phase's page holds all layers.
         """
-        blocks, per, windows = options.cache_blocks, kv_bytes(options, itemsize), tuple[int | None, ...]((None,))
+        blocks, per = options.cache_blocks, kv_bytes(options, itemsize)
+        windows: tuple[int | None, ...] = (None,)
+        position = kv_bytes_per_token(config, *per)
         if isinstance(options, EngineConfig):
             layout = page_layout(config)
-            windows = tuple(group.window for group in layout.groups)
-            count, position = blocks * len(windows), layout.position_bytes(*per)
-        else:
-            count, position = blocks, kv_bytes_per_token(config, *per)
+            windows, position = tuple(group.window for group in layout.groups), layout.position_bytes(*per)
+        count = blocks * len(windows)
         return cls(
             page_size=options.page_size,
             count=count,
             bytes=(count + 1) * options.page_size * position,
             positions=blocks * options.page_size,
-            full_sequences=blocks // -(-options.limits.context_length // options.page_size),
             windows=windows,
         )
 
@@ -118,6 +115,7 @@ class MemoryPlan:
     step_tokens, step_bytes: tokens of the largest step, and its memory; graph_bytes: CUDA graphs. Both are estimates.
     table_bytes: tables with a row per slot, of sampling, pages and texts; what pages pass through on their way to
     host memory; and what long prompts widen keys and values of 8 bits into. These four are the final engine's alone.
+    longer_steps: True if memory is plenty, and the token budget therefore LONGER_STEP.
     cache_bytes: of all slots, or all pages. cache_bytes_per_token: all layers, a window counted as full attention.
     pages: None for a phase without. sized: True if memory decided the cache's size, False if the user did.
     max_sequences: the most that run at once.
@@ -147,6 +145,7 @@ class MemoryPlan:
     own_bytes: int = 0
     mapped_bytes: int = 0
     concessions: tuple[Concession, ...] = ()
+    longer_steps: bool = False
 
     @property
     def beside_cache(self) -> int:
@@ -163,7 +162,11 @@ class MemoryPlan:
 
     @property
     def cache_bytes_per_sequence(self) -> int:
-        return self.cache_bytes_per_token * self.context_length
+        """Bytes of a sequence of full length: its slot, or its pages while it decodes, windows counted."""
+        if self.pages is None:
+            return self.cache_bytes_per_token * self.context_length
+        pages = decoding_pages(self.context_length, self.pages.windows, self.pages.page_size)
+        return pages * self.cache_bytes // (self.pages.count + 1)
 
     @property
     def sequences_that_fit(self) -> int:
@@ -173,7 +176,7 @@ class MemoryPlan:
     @property
     def sequences(self) -> int:
         """How many sequences of full length run at once: the lowest limit of the engine, the pages and memory."""
-        held = self.max_sequences if self.pages is None else self.pages.full_sequences
+        held = self.max_sequences if self.pages is None else self.pages.sequences(self.context_length)
         return min(self.max_sequences, held, self.sequences_that_fit)
 
     @property
@@ -212,7 +215,7 @@ class MemoryPlan:
         return memory.holders(torch.device(self.device))
 
     def applied(self, options: EngineConfig) -> EngineConfig:
-        """Apply this cache, this context and the concessions to the options, and log the notes.
+        """Apply this cache, this context, the concessions and longer steps to the options, and log the notes.
 
         No setting of the result yields any more. Raises ConfigError if memory sizes the cache and none is left for it.
         """
@@ -224,7 +227,7 @@ class MemoryPlan:
         for note in self.notes:
             log.warning("%s", note)
         became: dict[str, Any] = {one.setting: one.became for one in self.concessions}
-        if "token_budget" in options.yielding and options.chunked and self.step_tokens == LONGER_STEP:
+        if self.longer_steps:
             became["token_budget"] = LONGER_STEP
         limits = replace(options.limits, context_length=self.context_length)
         return replace(options, limits=limits, cache_tokens=self.pages.positions, yielding=frozenset(), **became)
@@ -335,7 +338,7 @@ def _final(at: "_At", options: EngineConfig, draft: Model | None = None) -> Memo
     """Plan for the final engine, with the fewest concessions that leave a cache worth having, or with all of them."""
     for tried in descending(options, at.memory):
         plan = _planned(at, tried, draft)
-        if plan.fits and _worth_having(plan, tried, len(layer_groups(at.config))):
+        if plan.fits and _worth_having(plan, tried):
             break
     plan = replace(plan, concessions=conceded(options, tried))
     return plan if plan.concessions else _with_longer_steps(at, options, plan, draft)
@@ -348,17 +351,20 @@ def _with_longer_steps(at: "_At", options: EngineConfig, plan: MemoryPlan, draft
     32,000 3 %.
     """
     free = "token_budget" in options.yielding and options.chunked and not options.step_target
-    if not free or at.device.type != "cuda" or at.memory.total is None:
+    if not free or at.memory.total is None:
         return plan
-    longer = _planned(at, replace(options, token_budget=LONGER_STEP), draft)
-    taken = longer.step_bytes - plan.step_bytes
-    return longer if longer.fits and taken <= LONGER_SHARE * at.memory.total else plan
+    tried = replace(options, token_budget=LONGER_STEP)
+    longer = replace(_planned(at, tried, draft), longer_steps=True)
+    costs_little = longer.step_bytes - plan.step_bytes <= LONGER_SHARE * at.memory.total
+    # the cache may lose the pages of a whole request, and layers with a window need more of them for a longer chunk
+    as_long = longer.context_length == plan.context_length
+    return longer if costs_little and as_long and longer.fits and _worth_having(longer, tried) else plan
 
 
-def _worth_having(plan: MemoryPlan, options: EngineConfig, groups: int) -> bool:
+def _worth_having(plan: MemoryPlan, options: EngineConfig) -> bool:
     """True if the cache has its requested size, is worth having, or would not grow with more memory."""
     assert plan.pages is not None
-    enough, full = worth_having(options), plan.pages.count > MOST_PAGES - groups
+    enough, full = worth_having(options), plan.pages.count > MOST_PAGES - len(plan.pages.windows)
     return not plan.sized or plan.pages.positions >= enough or full
 
 
@@ -368,28 +374,17 @@ def _planned(at: "_At", options: EngineConfig, draft: Model | None = None) -> Me
     draft: its weights count as weights, and its keys and values as the cache's: each page holds both models'.
     """
     config, kind, itemsize = at.config, at.device.type, at.itemsize
+    models = [at.model] if draft is None else [at.model, draft]
     count, wanted, budget = options.max_sequences, options.limits.context_length, options.budget(kind)
     tokens = max(budget or wanted, count)  # without a budget a step is a whole prompt at least
     kernels = options.kernels and not missing(kind)
     rows = min(count * (1 + options.most_drafts), max(count, MOST_ROWS))  # decodes and their drafts
     step = step_bytes(config, tokens, rows, itemsize) + (at.scratch(tokens, rows) if kernels else 0)
     graphs = graph_bytes(at, options, rows, draft) if options.graphs and kernels else 0
-    slots = count + 1 if kernels else count  # the kernels' sampler has one more, for padding
-    tables = table_bytes(config.vocab_size, slots, masks=kernels)
-    tables += history_bytes(count, wanted, whole=bool(options.speculate))
-    tables += block_table_bytes(len(layer_groups(config)), count + 1, wanted, options.page_size)
-    if kernels and _in_fp8(options):
-        tables += widened_bytes(config, at.dtype, at.device, wanted, options.page_size)
-        if draft is not None:
-            tables += widened_bytes(draft.config, draft.dtype, at.device, wanted, options.page_size)
-    if options.host_cache is not None:
-        tables += staging_bytes(options.page_size * page_layout(config).position_bytes(*kv_bytes(options, itemsize)))
-    if options.heads is not None:
-        states = (count + 1) * config.hidden_size * itemsize  # one of each slot
-        tables += heads_bytes(Path(options.heads), itemsize) + states
+    tables = _tables(at, options, models, kernels=kernels)
     fraction = 1.0 if options.memory_fraction is None else options.memory_fraction
     usable = at.memory.usable(fraction)
-    weights = at.weights + (0 if draft is None else resident_bytes(draft, at.device))
+    weights = sum(resident_bytes(each, at.device) for each in models)
     left = usable - weights - step - graphs - tables
     others = 0  # bytes of the draft model's keys and values in each page
     if draft is not None:
@@ -397,7 +392,7 @@ def _planned(at: "_At", options: EngineConfig, draft: Model | None = None) -> Me
         others = options.page_size * layout.position_bytes(*kv_bytes(options, draft.dtype.itemsize))
     filled = _filling(config, options, itemsize, left, others) if options.sized else options
     context = _longest(config, filled, budget)
-    pages = PagePlan.of(config, replace(filled, limits=replace(options.limits, context_length=context)), itemsize)
+    pages = PagePlan.of(config, filled, itemsize)
     return MemoryPlan(
         **at.facts(options) | {"weight_bytes": weights},
         memory_fraction=fraction,
@@ -409,11 +404,38 @@ def _planned(at: "_At", options: EngineConfig, draft: Model | None = None) -> Me
         step_bytes=step,
         graph_bytes=graphs,
         table_bytes=tables,
-        # with windows, the longest sequence that can run may exceed the positions that fit in all layers
-        pages=replace(pages, full_sequences=max(1, pages.full_sequences)),
+        pages=pages,
         sized=options.sized,
         wanted_context=wanted if context < wanted else None,
     )
+
+
+def _tables(at: "_At", options: EngineConfig, models: Sequence[Model], *, kernels: bool) -> int:
+    """Count the bytes of tables with a row per slot, and of the rooms that keys and values pass through.
+
+    models: the model, and the draft model if there is one.
+    """
+    config, itemsize = at.config, at.itemsize
+    count, context, page_size = options.max_sequences, options.limits.context_length, options.page_size
+    slots = count + 1 if kernels else count  # the kernels' sampler has one more, for padding
+    size = table_bytes(config.vocab_size, slots, masks=kernels)
+    size += history_bytes(count, context, whole=bool(options.speculate))
+    size += block_table_bytes(len(layer_groups(config)), count + 1, context, page_size)
+    if kernels and _in_fp8(options):
+        size += sum(_widened(each, at.device, page_size, context) for each in models)
+    if options.host_cache is not None:
+        size += staging_bytes(page_size * page_layout(config).position_bytes(*kv_bytes(options, itemsize)))
+    if options.heads is not None:
+        states = (count + 1) * config.hidden_size * itemsize  # one of each slot
+        size += heads_bytes(Path(options.heads), itemsize) + states
+    return size
+
+
+def _widened(model: Model, device: torch.device, page_size: int, context: int) -> int:
+    """Count the bytes into which long prompts widen a layer's keys and values of 8 bits."""
+    from gradus.attention.triton_paged import widened_bytes  # here: it needs Triton
+
+    return widened_bytes(model.config, model.dtype, page_size, capability(device), context)
 
 
 @dataclass(frozen=True)
@@ -471,16 +493,6 @@ def kv_bytes(options: EngineOptions, itemsize: int) -> tuple[int, int]:
 
 def _in_fp8(options: EngineOptions) -> bool:
     return isinstance(options, EngineConfig) and options.kv_dtype == "fp8"
-
-
-def widened_bytes(config: ModelConfig, dtype: torch.dtype, device: torch.device, context: int, page_size: int) -> int:
-    """Count the bytes into which long prompts widen a layer's keys and values of 8 bits, on a Hopper GPU."""
-    from gradus.attention.triton_paged import suits_hopper  # here, since these need Triton
-    from gradus.device.capability import capability
-    from gradus.kernels.attention.widen import widened_shape
-
-    suited = suits_hopper(config, dtype, page_size, capability(device), eight_bits=True)
-    return torch.bfloat16.itemsize * math.prod(widened_shape(config, context)) if suited else 0
 
 
 def _filling(config: ModelConfig, options: EngineConfig, itemsize: int, room: int, others: int) -> EngineConfig:

@@ -127,7 +127,7 @@ HOPPER_LAUNCHES = {
 
 
 def hopper_launch(head_dim: int, group: int, window: int | None) -> HopperLaunch | None:
-    """The shape for long prompts on Hopper in layers with these heads; None if there is none."""
+    """The shape for long prompts in layers with these heads and that window; None if there is none."""
     launch = HOPPER_LAUNCHES.get(head_dim)
     return launch if launch is not None and launch.suits(group, window) else None
 
