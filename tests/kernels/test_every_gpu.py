@@ -58,6 +58,7 @@ from gradus.kernels.quantized.tile import TOGETHER
 from gradus.kernels.quantized.tile_tables import SCHEMES, Scheme, unmeasured_tile
 from gradus.kernels.rows.activation import BLOCK, activation_kernel
 from gradus.kernels.rows.norm import norm_kernel, warps_of
+from gradus.kernels.rows.pages import move_pages_kernel
 from gradus.kernels.rows.rope_store import heads_together, rope_store_kernel
 from gradus.kernels.rows.summed_norm import summed_norm_kernel
 from gradus.kernels.sampling import full as asked_sampling
@@ -127,6 +128,7 @@ def cases(able: Capability) -> Iterator[tuple[str, Case]]:
     yield from asked_samplers()
     yield from hopper_prompts(able)
     yield from widening(able)
+    yield from moves(able)
     yield from hopper_products(able)
     yield from grouped_experts(able)
     yield from packed_experts(able)
@@ -473,6 +475,15 @@ def widening(able: Capability) -> Iterator[tuple[str, Case]]:
             f"widen pages {head_dim}",
             Case(widen_pages_kernel, types, {"HEADS": 8, "PAGE": 16, "HEAD_DIM": head_dim}, {"num_warps": 1}),
         )
+
+
+def moves(able: Capability) -> Iterator[tuple[str, Case]]:
+    """Of pages of Llama-3.1-8B, on their way to host memory and back."""
+    if able != H200:
+        return
+    types = {"staged": "*i64", "pool": "*i64", "pages": "*i64", "staged_stride": "i64:16", "pool_stride": "i64:16"}
+    for name, out in (("gathered", True), ("scattered", False)):
+        yield f"pages {name}", Case(move_pages_kernel, types, {"WORDS": 4096, "BLOCK": 2048, "OUT": out}, {})
 
 
 def hopper_products(able: Capability) -> Iterator[tuple[str, Case]]:

@@ -24,7 +24,9 @@ TYPES = {
 
 
 def test_the_kernels_are_right_when_interpreted():
-    run_interpreted("interpreted_paged_attention.py", "interpreted_mixed_layers.py", "interpreted_widen.py")
+    run_interpreted(
+        "interpreted_paged_attention.py", "interpreted_mixed_layers.py", "interpreted_widen.py", "interpreted_pages.py"
+    )
 
 
 def test_long_prompts_on_hopper_are_right_when_interpreted():

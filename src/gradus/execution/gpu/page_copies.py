@@ -9,7 +9,7 @@ runs at the memory's speed, some fifty times that of the bus, and the copy engin
 one direction follow each other, and those of both share the bus.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext, suppress
 from math import gcd
 from typing import NamedTuple
@@ -20,21 +20,20 @@ from torch import Tensor
 from gradus.attention.storage import PagedStorage
 from gradus.device.pinned import PinnedMemory
 from gradus.device.transfer import current_stream, numbered, upload
+from gradus.kernels import missing
+from gradus.kernels.rows.reference import gather_pages_reference, scatter_pages_reference
 
 STAGING_BYTES = 64 << 20  # of each direction. A copy takes the host some ten calls, however many pages it has
-# Pages are moved, not computed with: the largest words take the fewest threads.
-WORDS = {16: torch.complex128, 8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
+WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}  # pages are moved, not computed with
+Move = Callable[[Tensor, Tensor, Tensor], None]
+"""Of (staging, a tensor of the storage, pages): see `gradus.kernels.rows.pages`."""
 
 
 class Part(NamedTuple):
-    """A tensor of the storage, and its place in staging.
+    """A tensor of the storage, [depth, pages + 1, words of a page in a layer], and its places in the staging buffers,
+    [pages at once, depth, words]."""
 
-    pages, rows: views of the tensor, [depth, pages + 1, words of a page in a layer] and [depth * (pages + 1), words].
-    going, coming: views of the two staging buffers, [depth, pages at once, words] and [pages at once, depth, words].
-    """
-
-    pages: Tensor
-    rows: Tensor
+    pool: Tensor
     going: Tensor
     coming: Tensor
 
@@ -64,7 +63,7 @@ class PageCopies:
         self.page_bytes = storage.page_bytes
         self._device = numbered(storage.keys.device)
         tensors = [tensor.view(torch.uint8).flatten(2) for tensor in storage.tensors]
-        size = gcd(16, *(tensor.shape[2] for tensor in tensors))
+        size = gcd(max(WORDS), *(tensor.shape[2] for tensor in tensors))
         self.at_once = pages_at_once(self.page_bytes)
         self._memory = PinnedMemory(places * self.page_bytes, self._device)
         self._places = self._memory.bytes.view(WORDS[size]).view(places, -1)
@@ -72,8 +71,8 @@ class PageCopies:
         shape = self.at_once, self.page_bytes // size
         self._going, self._coming = (torch.empty(shape, dtype=WORDS[size], device=self._device) for _ in range(2))
         self._parts = self._parts_of([tensor.view(WORDS[size]) for tensor in tensors])
-        depth, count, _ = tensors[0].shape  # of all tensors
-        self._layers = torch.arange(depth, device=self._device) * count  # the first row of each
+        self._gather, self._scatter = _moves(self._device)
+        self._warm_up()
         on_gpu = self._device.type == "cuda"
         self._out, self._back = (torch.cuda.Stream(self._device) if on_gpu else None for _ in range(2))
         for stream in filter(None, (self._out, self._back)):
@@ -85,8 +84,15 @@ class PageCopies:
             depth, _, words = tensor.shape
             staged = slice(at, at := at + depth * words)
             going, coming = (each[:, staged].unflatten(1, (depth, words)) for each in (self._going, self._coming))
-            parts.append(Part(tensor, tensor.flatten(0, 1), going.transpose(0, 1), coming))
+            parts.append(Part(tensor, going, coming))
         return parts
+
+    def _warm_up(self) -> None:
+        """Move page 0 to staging and back: kernels are compiled now, not while a step waits."""
+        page = torch.zeros(1, dtype=torch.int64, device=self._device)
+        for part in self._parts:
+            self._gather(part.going[:1], part.pool, page)
+            self._scatter(part.going[:1], part.pool, page)
 
     # -- copies --------------------------------------------------------------------------------------------------------
 
@@ -95,7 +101,7 @@ class PageCopies:
         with torch.inference_mode(), torch.cuda.stream(self._out) if self._out else nullcontext():
             where = upload(pages, torch.int64, self._device)
             for part in self._parts:
-                torch.index_select(part.pages, 1, where, out=part.going[:, : len(pages)])
+                self._gather(part.going[: len(pages)], part.pool, where)
             used = self._point(self._out)
             for first, place, count in runs(places):
                 self._places[place : place + count].copy_(staging[first : first + count], non_blocking=True)
@@ -106,10 +112,9 @@ class PageCopies:
         with torch.inference_mode(), torch.cuda.stream(self._back) if self._back else nullcontext():
             for first, place, count in runs(places):
                 staging[first : first + count].copy_(self._places[place : place + count], non_blocking=True)
-            # by rows: torch cuts a copy into layers of so large a tensor, with a launch for each
-            rows = upload(pages, torch.int64, self._device)[:, None] + self._layers
+            where = upload(pages, torch.int64, self._device)
             for part in self._parts:
-                part.rows.index_put_((rows,), part.coming[: len(pages)])
+                self._scatter(part.coming[: len(pages)], part.pool, where)
             landed = self._point(self._back)
             return Flight(landed, landed)
 
@@ -148,6 +153,15 @@ class PageCopies:
             with suppress(RuntimeError):  # a device that has failed copies nothing any more
                 stream.synchronize()
         self._memory.close()
+
+
+def _moves(device: torch.device) -> tuple[Move, Move]:
+    """Choose what gathers pages and what scatters them."""
+    if missing(str(device)):
+        return gather_pages_reference, scatter_pages_reference
+    from gradus.kernels.rows.pages import gather_pages, scatter_pages  # here: Triton is not everywhere
+
+    return gather_pages, scatter_pages
 
 
 def pages_at_once(page_bytes: int) -> int:

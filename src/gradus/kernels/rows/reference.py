@@ -1,4 +1,4 @@
-"""Norms, activations, and what lies between the qkv product and attention, in torch."""
+"""Norms, activations, what lies between the qkv product and attention, and moved pages, in torch."""
 
 import torch
 from torch import Tensor
@@ -113,3 +113,11 @@ def _added(parts: Tensor) -> Tensor:
     for part in parts:
         total = total + part.float()
     return total
+
+
+def gather_pages_reference(staged: Tensor, pool: Tensor, pages: Tensor) -> None:
+    torch.index_select(pool, 1, pages, out=staged.transpose(0, 1))
+
+
+def scatter_pages_reference(staged: Tensor, pool: Tensor, pages: Tensor) -> None:
+    pool.index_copy_(1, pages, staged.transpose(0, 1))
