@@ -9,6 +9,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
+from functools import cache
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -168,6 +169,7 @@ def made(values: Mapping[str, Any]) -> tuple[SamplingParams, SchedulingParams]:
     return SamplingParams(**{"max_tokens": 12, **drawn, **sampling}), SchedulingParams(**scheduling)
 
 
+@cache
 def asked() -> list[Asked]:
     """Return a request for every pair of fields that is not refused, and for LAZY with every other field.
 
