@@ -92,7 +92,7 @@ class StepTarget:
         decoding: sequences that decode. prompts: prompts under way, and those that wait for nothing but tokens. Where
         they are many, each still counts as much as a decode: a few streams do not hold up a queue.
         """
-        if not decoding:
+        if not decoding or self.slowdown == math.inf:
             self._debt = self._rate = 0.0
             return math.inf
         self._rate = max(self.slowdown - 1, prompts / decoding)
