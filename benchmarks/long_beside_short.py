@@ -197,8 +197,7 @@ def ways(asked: argparse.Namespace) -> Iterator[tuple[str, tuple[float, float] |
     """Name each way, with its step target and slowdown."""
     if not asked.only_served:
         yield "no step target", None
-    yield "served", SERVED
-    for slowdown in asked.slowdowns:
+    for slowdown in (SERVED[1], *asked.slowdowns):
         yield f"slowdown {slowdown:g}", (SERVED[0], slowdown)
 
 

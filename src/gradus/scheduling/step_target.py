@@ -92,7 +92,7 @@ class StepTarget:
         decoding: sequences that decode. prompts: prompts under way, and those that wait for nothing but tokens. Where
         they are many, each still counts as much as a decode: a few streams do not hold up a queue.
         """
-        if not decoding:
+        if not decoding or self.slowdown == math.inf:
             self._debt = self._rate = 0.0
             return math.inf
         self._rate = max(self.slowdown - 1, prompts / decoding)
@@ -137,8 +137,8 @@ class StepTarget:
     def _learn_pace(self, cost: float, seconds: float, *, long: bool) -> None:
         """Move the pace to that of prompts that took these seconds: the more of a full step, the further.
 
-        Short prompts bear a step's fixed cost, so many of them make all prompts look slow. A few chunks of a long one
-        correct that: downwards, a full chunk counts as much as a full step.
+        Short prompts bear a step's fixed cost, so a load of them makes all prompts look slow. A few chunks of a long
+        one correct that: downwards, a full chunk counts as much as a full step.
         """
         full = min(self.seconds, CHUNK * self._plain) if long and self._plain else self.seconds
         falling, rising = min(1.0, cost * self.pace / full) / 2, min(1.0, seconds / self.seconds) / 2
