@@ -18,7 +18,4 @@ differ:
 Each page is therefore copied shortly before: while it is among the idle pages that the next two largest steps could
 take. It is still in the index then, nothing writes to it, and by the time it is taken the copy is done. With
 files, sequences worth it are copied when they are published as well, since a restart should find them.
-
-The teaching twin is phases/p05_prefix_cache/tiers.py; this one adds copies that run next to the steps, copies that stay
-when their pages have come back, and files.
 """
