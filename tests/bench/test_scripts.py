@@ -114,16 +114,34 @@ def test_a_long_prompts_chunks_stand_with_the_shortest_run_of_each(page):
 
 def test_whole_prompts_stand_with_the_rates_that_explain_them(page):
     """2 · 106,168,320 FLOPs per token at 2.12e12/s are 0.1 ms; 2 · 17,280 per pair at 3.456e12/s are 0.01 µs."""
-    row = {"engine": "E", "model": "smollm2-135m", "gpu": "G", "note": "hearsay"}
+    row = {"engine": "E", "model": "smollm2-135m", "gpu": "G", "note": "Hearsay"}
     row["tok_s"] = {str(n): 1 / (1e-4 + 1e-8 * n) for n in (1000, 10_000)}
     found = {"hardware": {"processor": "A", "cores": "2"}, "model": "smollm2-135m", "phase": "p06", "prompts": [row]}
     chunks = {"chunks": [[0, 30], [30, 30]], "seconds": [[1.0, 2.0]]}
     found["steps"] = {"equal": chunks, "cut": chunks}
     (page.parents[1] / "benchmarks/lessons/long_lesson.json").write_text(json.dumps(found))
     text = refreshed(page)
-    assert "E with smollm2-135m: hearsay." in text
+    assert "Hearsay: E (smollm2-135m)." in text
     assert ["E, smollm2-135m", "9,091 (9,090)", "5,000 (5,000)"] in cells(text)
     assert ["E, smollm2-135m", "2.12", "3.46", "G"] in cells(text)
+
+
+def test_a_session_s_first_token_stands_by_the_place_of_its_pages(page):
+    row = {
+        "tokens": 1000,
+        "bytes": 46e6,
+        "computed": 2.5,
+        "fetched": 0.25,
+        "found": 0.2,
+        "samples": {"found": [0.2] * 3},
+    }
+    found = {"hardware": {"processor": "A"}, "model": "random:m", "dtype": "float32", "rows": [row]}
+    (page.parents[1] / "benchmarks/lessons/tiers_lesson.json").write_text(json.dumps(found))
+    text = refreshed(page)
+    assert (
+        "**A**, one thread, m with random weights, float32. Seconds of the processor, medians of 3. [Samples](" in text
+    )
+    assert ["1,000", "46", "2,500", "250", "200"] in cells(text)
 
 
 def test_agents_stand_with_what_their_sessions_left(page):

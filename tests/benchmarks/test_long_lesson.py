@@ -42,7 +42,7 @@ def test_a_new_row_replaces_the_same_engines_for_the_same_model():
 
 @pytest.mark.stress
 def test_a_quick_look_measures_both_parts(tmp_path, monkeypatch):
-    out, threads = tmp_path / "long.json", torch.get_num_threads()
+    out, threads = tmp_path / "my-reports" / "long.json", torch.get_num_threads()
     monkeypatch.setattr(sys, "argv", ["long_lesson.py", "--quick", "--commit", "abc", "--out", str(out)])
     try:
         script.main()

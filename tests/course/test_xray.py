@@ -271,6 +271,8 @@ def test_a_student_s_second_tier_is_shown(gradus, tmp_path):  # noqa: F811
     done = gradus("xray", "p05", "--host-pages", "4", *impl, "--out", str(file), *TINY)
     assert done.code == 0 and "your p05: tiers.py; ours: radix.py, cache.py" in done.err
     assert "your p05: " in file.read_text(encoding="utf-8")
+    done = gradus("xray", "p05", "p05", "--host-pages", "4", *impl, "--out", str(file), *TINY)
+    assert done.code == 0 and file.read_text(encoding="utf-8").count('"host_pages":4') == 2
     done = gradus("xray", "p05", *impl, "--out", str(file), *TINY)
     assert done.code == 2 and "p05's engine runs nothing of tiers.py" in done.err
 

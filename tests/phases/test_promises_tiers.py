@@ -89,8 +89,8 @@ def test_an_evicted_page_is_found_again(phase):
 
 
 @of("p05")
-def test_of_a_page_that_is_found_below_all_is_as_it_was(phase):
-    """The page has been another sequence's meanwhile. (`begin` compares the numbers.)"""
+def test_a_page_comes_back_with_the_keys_and_values_that_it_had(phase):
+    """Meanwhile the page has belonged to another sequence. (`begin` compares the numbers.)"""
     cache = cache_of(pages=4, host_pages=12)
     for _ in range(3):
         for tokens in (A, B, C):
@@ -98,7 +98,7 @@ def test_of_a_page_that_is_found_below_all_is_as_it_was(phase):
 
 
 @of("p05")
-def test_what_moves_down_is_a_copy(phase):
+def test_pages_move_down_as_copies(phase):
     storage = MEMORY[cache_of(pages=2, host_pages=2)]
     storage.keys[1][2] = 5.0
     kept = tiers.copy_out(storage, 2)
@@ -128,7 +128,7 @@ def test_without_host_memory_an_evicted_page_is_gone(phase):
 
 
 @of("p05")
-def test_where_host_memory_is_full_ends_of_paths_leave_first(phase):
+def test_ends_of_paths_leave_a_full_host_first(phase):
     cache = cache_of(pages=4, host_pages=2)
     serve(cache, [*A, 1])
     serve(cache, [*B, 1])
@@ -158,7 +158,7 @@ def test_a_hit_below_makes_a_page_the_most_recently_used(phase):
 
 
 @of("p05")
-def test_a_page_that_is_found_below_is_in_the_tree_again(phase):
+def test_a_fetched_page_is_in_the_tree_again(phase):
     cache = cache_of(pages=8, host_pages=8)
     serve(cache, [*A, 1])
     evict_all(cache)
@@ -185,7 +185,7 @@ def test_a_page_is_in_one_tier_at_a_time(phase):
 
 
 @of("p05")
-def test_of_pages_that_two_sequences_computed_at_once_one_is_named(phase):
+def test_a_page_that_two_sequences_computed_at_once_gets_one_name(phase):
     cache = cache_of(pages=8, host_pages=8)
     for name in ("first", "second"):
         cache.admit(name, [*A, 1], None)
@@ -210,7 +210,7 @@ def test_tenants_with_different_salts_share_nothing_below(phase):
 
 
 @of("p05")
-def test_below_too_a_page_is_found_only_behind_the_pages_that_it_was_computed_behind(phase):
+def test_a_page_below_is_found_only_behind_the_pages_that_it_was_computed_behind(phase):
     cache = cache_of(pages=4, host_pages=12)
     serve(cache, [*A, 1])
     serve(cache, [*B, 1])
@@ -231,7 +231,7 @@ def test_names_of_pages_differ_where_anything_before_them_does(phase):
 
 
 @of("p05")
-def test_there_is_a_token_left_to_compute_below_too(phase):
+def test_a_hit_below_leaves_the_last_token_to_compute(phase):
     cache = cache_of(pages=4, host_pages=8)
     serve(cache, A)
     serve(cache, B)
@@ -256,7 +256,7 @@ def test_a_page_that_is_not_full_is_found_in_no_tier(phase):
 
 
 @of("p05")
-def test_no_more_is_fetched_than_the_pool_has_room_for(phase):
+def test_no_more_pages_are_fetched_than_the_pool_has_room_for(phase):
     """A running sequence holds four of the six pages, so two of a's three can come up."""
     cache = cache_of(pages=6, host_pages=8)
     serve(cache, [*A, 1])
@@ -273,7 +273,7 @@ def test_no_more_is_fetched_than_the_pool_has_room_for(phase):
 
 
 @of("p05")
-def test_what_was_found_and_fetched_is_counted_in_positions(phase):
+def test_found_and_fetched_positions_are_counted(phase):
     cache = cache_of(pages=6, host_pages=8)
     serve(cache, [*A, 1])
     cache.evict()  # a's last full page
@@ -284,7 +284,7 @@ def test_what_was_found_and_fetched_is_counted_in_positions(phase):
 
 
 @of("p05")
-def test_what_is_forgotten_is_forgotten_in_both_tiers(phase):
+def test_forgetting_empties_both_tiers(phase):
     cache = cache_of(pages=4, host_pages=8)
     serve(cache, [*A, 1])
     serve(cache, [*B, 1])

@@ -71,9 +71,9 @@ def prompt_tables(found: dict[str, Any], samples: str) -> list[Part]:
         again = [shown(length / _chunks().seconds(sizes, length, fitted)) for length, _ in measured]
         speeds.append([name, *(f"{shown(n / took)} ({back})" for (n, took), back in zip(measured, again, strict=True))])
         rates.append([name, *(shown(rate / 1e12) for rate in (fitted.matrices, fitted.attention)), row["gpu"]])
-    notes = " ".join(f"{', '.join(names)}: {note}." for note, names in _noted(rows).items())
+    notes = " ".join(f"{note}: {'; '.join(names)}." for note, names in _noted(rows).items())
     return [
-        f"Tokens of a prompt per second, alone, by its length: measured (and from the two rates). {notes} {samples}",
+        f"A prompt's tokens per second, alone, by its length: measured (and by the two rates). {notes} {samples}",
         (["", *(f"{length:,}" for length in lengths)], speeds),
         "The rates that explain them:",
         (["", "products, TFLOP/s", "attention, TFLOP/s", "GPU"], rates),
@@ -85,7 +85,7 @@ def _noted(rows: list[dict[str, Any]]) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for row in rows:
         if "note" in row:
-            found.setdefault(row["note"], []).append(f"{row['engine']} with {row['model']}")
+            found.setdefault(row["note"], []).append(f"{row['engine']} ({row['model']})")
     return found
 
 

@@ -13,6 +13,9 @@ recently used, and of a path the beginning last: so paths lose their ends first,
 
 A GPU computes thousands of pages per second, and each of them passes here. So what is known by page is in lists, and
 calls take columns of pages: no object per page, and no key is computed twice.
+
+The teaching twin is phases/p05_prefix_cache/tiers.py; this one adds copies that run next to the steps, copies that stay
+when their pages have come back, and files.
 """
 
 import time

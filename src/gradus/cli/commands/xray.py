@@ -96,7 +96,7 @@ def _write(file: Path, recordings: "list[Recording]") -> int:
 def _second_tier(names: list[str], host_pages: int | None) -> dict[str, int]:
     if host_pages is None:
         return {}
-    if names != ["p05"]:
+    if set(names) != {"p05"}:
         raise ConfigError(f"--host-pages is for p05 alone, got {' and '.join(names)}: leave it out")
     return {"host_pages": host_pages}
 

@@ -60,7 +60,7 @@ class Run {
     const part = (tag, attributes) => make(tag, attributes);
     this.parts = {
       events: part("div", { "aria-live": "polite" }), sequences: part("div"), plan: part("div", { class: "scroll" }), batch: part("div", { class: "scroll" }),
-      slots: part("div", { class: this.paged || this.forgets ? "slots" : "slots metered" }), pool: part("div"), tables: part("div", { class: "scroll" }), tree: part("div", { class: "scroll" }), host: part("div", { class: "scroll" }),
+      slots: part("div", { class: this.paged || this.forgets ? "slots" : "slots metered" }), pool: part("div"), tables: part("div", { class: "scroll" }), tree: part("div", { class: "scroll" }), host: part("div"),
       timeline: part("div", { class: "scroll" }), masks: part("div", { class: "scroll" }), experts: part("div", { class: "scroll" }), kernels: part("div", { class: "scroll" }),
     };
     const { parts } = this;
@@ -81,7 +81,7 @@ class Run {
           this.experts ? panel("Experts", "experts", `of layer ${this.experts.layer}, and the tokens that each takes`) : null,
           this.kernels ? panel("Kernels", "kernels", "in all layers of this step") : null,
           this.indexed ? panel("Radix tree", "tree", "pages, and the tokens on them") : null,
-          !this.tiered ? null : panel("Host memory", "host", "the tokens of evicted pages, the next to leave first"))));
+          this.tiered ? panel("Host memory", "host", "the tokens of evicted pages, the next to leave first") : null)));
     if (COMPACT) for (const each of this.element.querySelectorAll("[data-part]"))
       each.hidden = !["timeline", "events", ...this.recording.panels].includes(each.dataset.part);
     this.drawTimeline();
