@@ -24,7 +24,7 @@ Shape = tuple[int, int, int, int]  # rows, keys, warps, stages
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """The shape of a launch: measured (see `launches`), not derived.
+    """The shape of a launch: measured (see `_shapes`), not derived.
 
     rows: per tile; a token takes one for each query head that shares its key head. keys: per step of the loop.
     warps, stages: of a program, and of its pipeline. live: programs per multiprocessor that splitting aims at, where
@@ -144,6 +144,25 @@ def launches(
 
     dtype: of the queries. eight_bits: keys and values are e4m3, and widened to it. processors: multiprocessors of the
     GPU, which is `able`.
+    """
+    wide = triton.next_power_of_2(head_dim) * dtype.itemsize  # bytes of a key
+    shapes = _shapes(wide, dtype.itemsize, group, eight_bits)
+    cut = [fitted(shape, group, wide, dtype.itemsize, able.shared_memory) for shape in shapes if shape[0] >= group]
+    by_rows = {shape[0]: shape for shape in cut}  # a tall tile may have been cut to the size of a small one
+    narrow = wide <= 128 and group > 1 and not eight_bits
+    return tuple(
+        Launch(
+            *shape, live=worth(shape[0]), processors=processors,
+            fits=able.programs(warps=shape[2], shared=bytes_needed(*shape[:2], shape[3], wide, dtype.itemsize)),
+            whole=WHOLE if narrow and shape[0] == SMALLEST_TILE else 0,
+            halves=_in_halves(wide, dtype.itemsize, eight_bits) and shape[0] == SMALLEST_TILE,
+        )
+        for shape in by_rows.values()
+    )  # fmt: skip
+
+
+def _shapes(wide: int, itemsize: int, group: int, eight_bits: bool) -> list[Shape]:
+    """List the shapes of a GPU with an H200's shared memory. wide: bytes of a key, widened. itemsize: of its numbers.
 
     Raced on an H200 in bfloat16, for heads of 64 and 128 (`benchmarks/kernels/paged_attention.py --sweep`). Wider heads
     and wider values take shorter steps, because their tiles must fit the same shared memory; a GPU with less of it
@@ -168,11 +187,9 @@ def launches(
 
     *: compiled for sm_90, not raced.
     """
-    wide = triton.next_power_of_2(head_dim) * dtype.itemsize  # bytes of a key
-    halves = eight_bits and wide <= 256 and dtype.itemsize == 2
-    if halves:
+    if _in_halves(wide, itemsize, eight_bits):
         shapes = [(16, 128, 4, 2), (64, 128, 4, 2 if wide > 128 else 3)]
-    elif wide > 512 and dtype.itemsize == 2 and not eight_bits:
+    elif wide > 512 and itemsize == 2 and not eight_bits:
         shapes = [(16, 16, 4, 3), (64, 32, 8, 2)]
     elif wide > 1024 and group <= SMALLEST_TILE and not eight_bits:
         shapes = [(16, 16, 8, 2)]
@@ -183,20 +200,14 @@ def launches(
         shapes = [(16, 64, 2, 2), (64, 32 if eight_bits else 64, 4, 3)]
     else:
         shapes = [(16, 64, 1, 2), (64, 64, 4, 3)] if group == 1 else [(16, 128, 4, 2), (32, 128, 4, 2), (64, 64, 4, 3)]
-    if wide <= 256 and dtype.itemsize == 2 and not eight_bits:
+    if wide <= 256 and itemsize == 2 and not eight_bits:
         shapes.append((256, 64, 16, 3) if wide > 128 else (128, 64, 4, 3))
-    cut = [fitted(shape, group, wide, dtype.itemsize, able.shared_memory) for shape in shapes if shape[0] >= group]
-    by_rows = {shape[0]: shape for shape in cut}  # a tall tile may have been cut to the size of a small one
-    narrow = wide <= 128 and group > 1 and not eight_bits
-    return tuple(
-        Launch(
-            *shape, live=worth(shape[0]), processors=processors,
-            fits=able.programs(warps=shape[2], shared=bytes_needed(*shape[:2], shape[3], wide, dtype.itemsize)),
-            whole=WHOLE if narrow and shape[0] == SMALLEST_TILE else 0,
-            halves=halves and shape[0] == SMALLEST_TILE,
-        )
-        for shape in by_rows.values()
-    )  # fmt: skip
+    return shapes
+
+
+def _in_halves(wide: int, itemsize: int, eight_bits: bool) -> bool:
+    """Whether decodes multiply in float16."""
+    return eight_bits and wide <= 256 and itemsize == 2
 
 
 def worth(rows: int) -> int:
