@@ -107,8 +107,8 @@ def load(phase: str, where: Path, part: str = "engine") -> Solution:
     """Load the phase ("p01") with the functions of a student's folder or file.
 
     Ours replace exercises that are not finished, and the note says so. part: the module that the caller will build; if
-    it is an exercise itself, the note counts it. Raises ConfigError for a folder that does not
-    exist or has no function of the phase, for files that do not parse, and if no exercise is finished.
+    it is an exercise itself, the note counts it. Raises ConfigError for a folder that does not exist or has no function
+    of the phase, for files that do not parse, and if no exercise is finished.
     """
     info = phases.find(phase)
     found = search(info, files_in(where, info))

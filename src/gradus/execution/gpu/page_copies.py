@@ -87,6 +87,7 @@ class PageCopies:
             parts.append(Part(tensor, going, coming))
         return parts
 
+    @torch.inference_mode()
     def _warm_up(self) -> None:
         """Move page 0 to staging and back: kernels are compiled now, not while a step waits."""
         page = torch.zeros(1, dtype=torch.int64, device=self._device)
