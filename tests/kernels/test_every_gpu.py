@@ -478,7 +478,7 @@ def widening(able: Capability) -> Iterator[tuple[str, Case]]:
 
 
 def moves(able: Capability) -> Iterator[tuple[str, Case]]:
-    """Of pages of Llama-3.1-8B, on their way to host memory and back."""
+    """Llama-3.1-8B's pages, to staging and back."""
     if able != H200:
         return
     types = {"staged": "*i64", "pool": "*i64", "pages": "*i64", "staged_stride": "i64:16", "pool_stride": "i64:16"}

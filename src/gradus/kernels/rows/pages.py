@@ -1,6 +1,6 @@
 """Pages of a pool, gathered into one piece each for a copy to host memory, and scattered after a copy from there.
 
-In each tensor, a page has a piece per layer, of 8 to 32 KiB. A program moves one piece, or a block of a larger one, and
+A page has a piece per layer in each tensor, of 8 to 32 KiB. A program moves one piece, or a block of a larger one, and
 has all of its loads under way at once. Programs are many and short, because a product's program takes a multiprocessor
 whole: it cannot start there before the last program of a gather has ended. Moves two bytes per byte of a page.
 
