@@ -527,6 +527,30 @@ def test_a_page_is_filled_after_the_steps_that_still_write_to_it(monkeypatch, br
     assert machine.computed(TEXT) == 16
 
 
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_page_is_filled_after_rows_of_a_step_were_run_again(waits):
+    """A sequence ends with a step under way, and a load takes its page before a row of that step is run again."""
+    machine = Machine(8, 4, (None,), places=20, ahead=8, at_once=8)
+    machine.computed(TEXT)
+    machine.cache.forget()
+    ends = LateSequence(machine.cache, machine.memory, "ends", [9, 9, 9])
+    assert ends.launch(3)
+    tables = [list(table) for table in machine.cache.residents["ends"].tables]
+    ends.release()
+    machine.tier._repeats = lambda: waits
+    machine.cache.load(TEXT, None, 8)
+    machine.cache.settle()
+    assert len(machine.tier._load.flights) == (0 if waits else 1)
+    machine.device.drain()
+    machine.memory.write(tables, ends.tokens, None, 2, 3)  # the row again
+    machine.tier._repeats = lambda: False
+    if waits:
+        assert machine.computed(TEXT) == 16
+    else:
+        with pytest.raises(AssertionError):
+            machine.computed(TEXT)
+
+
 @pytest.mark.parametrize("broken", [None, not_after_out])
 def test_a_place_is_copied_back_after_it_was_filled(monkeypatch, broken):
     """A page comes back while its copy out has left the pool and not arrived."""

@@ -91,8 +91,8 @@ def build(
 
         with current(device):
             exchange = None if ranks is None else ranks.exchange
-            on_gpu = gpu_runner(model, storage, config, report, draft, trained, shapes, times, constraints, exchange)
-            runner: Runner = on_gpu if ranks is None else ParallelRunner(on_gpu, ranks, partial(drop_graphs, on_gpu))
+            own = gpu_runner(model, storage, config, report, draft, trained, shapes, times, constraints, exchange)
+            runner: Runner = own if ranks is None else ParallelRunner(own, ranks, partial(drop_graphs, own))
             control = drafting(config, shapes, StepTimes())
             rehearse(runner, config, PagedCache(pages, page_size, windows), device.type, control)
     else:
@@ -100,13 +100,13 @@ def build(
         own = torch_runner(model, storage, config, draft, trained, constraints, run_model)
         runner = own if ranks is None else ParallelRunner(own, ranks, far=config.pipeline_parallel > 1)
         shapes = None if shapes is None else shapes.unpadded(own.step.passes.most_rows)
-    tier = second_tier(prefixes, config, storage)
+    tier = second_tier(prefixes, config, storage, lambda: own.repeats)
     cache = PagedCache(pages, page_size, windows, PrefixIndex() if config.prefix_cache else None, tier)
     sure = None
     if constraints is not None and shapes is not None and not on_kernels:
         sure = partial(constraints.sure, most=shapes.most)  # known when a step is planned, as no step is under way
     limits, looked_up = TimeLimits(fastest=1 + most_drafts(config, trained)), draft is None and trained is None
-    hindsight = Hindsight(on_gpu.verifies if on_kernels else None) if looked_up else None
+    hindsight = Hindsight(own.verifies if on_kernels else None) if looked_up else None
     control = drafting(config, shapes, times, sure, hindsight)
     budget, target = config.budget(device.type), step_target(config, model.config, limits)
     scheduler = Scheduler(cache, count, budget, config.policy, limits, control, config.pipeline_parallel, target)

@@ -6,7 +6,7 @@ The directory's part is who may use it, and which of its pages are this engine's
 import hashlib
 import secrets
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
@@ -91,19 +91,25 @@ def check_host_cache(options: EngineConfig, device: torch.device) -> None:
         )
 
 
-def second_tier(prefixes: Prefixes | None, config: EngineConfig, storage: PagedStorage) -> Tier | None:
+def second_tier(
+    prefixes: Prefixes | None, config: EngineConfig, storage: PagedStorage, repeats: Callable[[], bool]
+) -> Tier | None:
     """Make the second tier of an engine with this storage; None if neither a directory nor host memory is given.
+
+    repeats: as in `HostTier`.
 
     Raises ConfigError if a page does not fit there.
     """
     if config.host_cache is not None:
-        return _host_tier(prefixes, config, config.host_cache, storage)
+        return _host_tier(prefixes, config, config.host_cache, storage, repeats)
     if prefixes is None:
         return None
     return DiskTier(prefixes.folder, _names(prefixes, config, storage), storage, config.page_size)
 
 
-def _host_tier(prefixes: Prefixes | None, config: EngineConfig, size: float, storage: PagedStorage) -> HostTier:
+def _host_tier(
+    prefixes: Prefixes | None, config: EngineConfig, size: float, storage: PagedStorage, repeats: Callable[[], bool]
+) -> HostTier:
     places = int(size * 2**30) // storage.page_bytes
     if not places:
         raise ConfigError(
@@ -121,7 +127,7 @@ def _host_tier(prefixes: Prefixes | None, config: EngineConfig, size: float, sto
     pages = storage.keys.shape[1] - 1
     step = config.budget("cuda") or config.limits.context_length
     ahead = STEPS_AHEAD * -(-step // config.page_size) * len(storage.groups)
-    return HostTier(names, copies, places, pages, config.page_size, ahead, files)
+    return HostTier(names, copies, places, pages, config.page_size, ahead, files, repeats=repeats)
 
 
 def _names(prefixes: Prefixes, config: EngineConfig, storage: PagedStorage) -> Names:

@@ -79,6 +79,11 @@ class Runner:
     def model(self) -> Model:
         return self.step.passes.model
 
+    @property
+    def repeats(self) -> bool:
+        """Whether rows of the newest step are still to be run again, before the next step is launched."""
+        return self._newest is not None and self._newest.repeats
+
     def run(self, plan: Plan) -> Result:
         if self.masked_draws is None:
             return self._launch(plan)

@@ -10,7 +10,8 @@ in which it was launched; between them only this holds:
    Pages that a load takes are copied out at that moment, so only copies back wait, with `steps=False`; the steps wait
    once the load ends without having filled all of them.
 3. *A page is filled after the steps that may still write to it.* A load takes pages whose last owner may have a step
-   under way, planned before it ended. `open` makes the copies back wait for all steps launched so far.
+   under way, planned before it ended. `open` makes the copies back wait for all steps launched so far. A step may run
+   rows again before the next one is launched; the tier calls `open` only once it has (`HostTier.repeats`).
 4. *A page is read after it was filled.* A sequence hits it only once `fence` was called with its copy back; and a copy
    out of that page, launched later still, waits for the same copy.
 5. *A place is copied back after it was filled, and filled after it was copied back.* `open` makes the copies back wait

@@ -20,7 +20,7 @@ when their pages have come back, and files.
 
 import time
 from collections import deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -72,13 +72,14 @@ class Source(NamedTuple):
 class Return:
     """Pages on their way back.
 
-    sources: for each place of the path that can come back. reading: the pages that come from files. launched: copies
-    back were launched for that many.
+    sources: for each place of the path that can come back. reading: the pages that come from files. opened: copies back
+    may be launched. launched: they were, for that many places.
     """
 
     count: int
     sources: list[list[Source]]
     reading: Reading | None = None
+    opened: bool = False
     launched: int = 0
     loaded: int = 0
     done: bool = False
@@ -94,7 +95,8 @@ class HostTier(Tier):
     """Keeps the pages of one engine in `places` places of host memory, and in files, if there are any.
 
     pages: the pool's number. ahead: as in `Tier`. worth: the fewest tokens of a sequence whose pages are kept: shorter
-    ones are computed in no time.
+    ones are computed in no time. repeats: whether rows of a step under way are still to be run again; they may write to
+    pages whose sequence has ended, and that a load has taken.
     """
 
     def __init__(
@@ -107,9 +109,10 @@ class HostTier(Tier):
         ahead: int,
         files: Files | None = None,
         worth: int = WORTH_TOKENS,
+        repeats: Callable[[], bool] = lambda: False,
     ) -> None:
         self._names, self._copies, self._files, self._page_size = names, copies, files, page_size
-        self.ahead, self._worth = ahead, worth
+        self.ahead, self._worth, self._repeats = ahead, worth, repeats
         self.slots = Slots(places)
         self._keys: list[bytes | None] = [None] * (pages + 1)  # by page: its key, while the index has it
         self._orders = [0] * (pages + 1)  # by page: the order of its file; 0 if it gets none
@@ -253,9 +256,12 @@ class HostTier(Tier):
             self._files.touch([(key, order) for key, _, order in files])
             load.reading = self._files.read([key for key, _, _ in files], [place for _, place, _ in files])
         self.slots.touch([source.key for sources in reversed(load.sources) for source in sources])
-        self._copies.open(self._newest_into({source.place for sources in load.sources for source in sources}))
         self._advance(load)
         return load
+
+    def _open(self, load: Return) -> None:
+        self._copies.open(self._newest_into({source.place for sources in load.sources for source in sources}))
+        load.opened, load.began = True, time.monotonic()
 
     def _newest_into(self, places: set[int]) -> Copy | None:
         """Find the newest copy out under way that fills any of `places`."""
@@ -314,6 +320,10 @@ class HostTier(Tier):
 
         While files are read, half a full copy is the least: many small ones would keep the engine from its steps.
         """
+        if not load.opened and self._repeats():
+            return
+        if not load.opened:
+            self._open(load)
         ready, missing = self._ready(load)
         late = time.monotonic() - load.began > GRACE_S + TOKEN_S * self._page_size * ready
         if missing or late or ready == len(load.sources) or ready - load.launched >= self._copies.at_once // 2:

@@ -151,6 +151,11 @@ class ConstrainedStep:
         if held:
             self._draws.fill(self._masked)
 
+    @property
+    def repeats(self) -> bool:
+        """Whether rows of it are still to be run and drawn again."""
+        return bool(self._surplus) and self._sampled is None
+
     @torch.inference_mode()
     def settle(self) -> None:
         """Launch the draw, if it was held back, and draw again the rows that need it."""
