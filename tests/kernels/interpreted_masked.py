@@ -127,11 +127,14 @@ def lazily_expected():
 def test_a_call_that_begins_while_the_next_step_runs_is_drawn_again_with_its_mask(
     lag, drafts, lazily_expected, monkeypatch
 ):
-    again, draw_again = [], Runner._draw_again
-    monkeypatch.setattr(Runner, "_draw_again", lambda *of: (again.append(of), draw_again(*of))[1])
+    again, draw_again, repeats = [], Runner._draw_again, []
+    monkeypatch.setattr(Runner, "_draw_again", lambda *of: (again.append(repeats[-1]), draw_again(*of))[1])
     asked = lazy_requests(5 if drafts else 10)  # steps with drafts are slow to interpret
     expected = {(each.id, 0): lazily_expected[each.id, 0] for each in asked}
     drafter = Known([(*each.prompt, *expected[each.id, 0].tokens) for each in asked]) if drafts else None
     made = engine(kernels=True, lag=lag, grammars=LAZY_GRAMMARS, drafter=drafter)
+    schedule = made.scheduler.schedule
+    monkeypatch.setattr(made.scheduler, "schedule", lambda: (repeats.append(made.runner.repeats), schedule())[1])
     assert run(made, asked) == expected
     assert bool(again) == bool(lag)
+    assert all(again) and any(repeats) == bool(lag), "a load that is planned meanwhile waits"
