@@ -328,6 +328,21 @@ def test_the_least_recently_used_page_goes_across_tiers():
     run_state_machine_as_test(OrderMachine, settings=settings(QUICKLY, max_examples=60))
 
 
+def test_a_load_that_is_refused_is_no_use_of_the_pages_before_it():
+    """Found by the machine: the load's hit was held for a moment, so its page was copied once more, as if used."""
+    machine = OrderMachine()
+    machine.start(size=3, pages=6, places=1)
+    machine.admit(like=0, cut=2, tail=[1, 0, 1], salt=None, counts=[4, 13, 1])
+    machine.leave(0)
+    machine.admit(like=0, cut=0, tail=[0], salt="a", counts=[])
+    machine.admit(like=0, cut=8, tail=[0, 0], salt=None, counts=[11, 12, 14])
+    machine.run(0, [5, 10, 5])
+    machine.admit(like=1, cut=28, tail=[0, 1], salt="a", counts=[16, 3, 5])
+    machine.same_order()
+    machine.admit(like=1, cut=30, tail=[1, 1, 0], salt=None, counts=[])
+    machine.same_order()
+
+
 def in_order_of_arrival(self, keys):
     """Uses leave no trace."""
 

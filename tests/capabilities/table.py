@@ -92,9 +92,13 @@ REFUSED_SETTINGS: dict[Pair, str] = (
     }
     | {
         frozenset({one, switch}): SWITCHED_OFF.format(one, switch)
-        for one, switch in (("token_budget", "chunked"), ("step_target", "chunked"), ("prefix_dir", "prefix_cache"))
+        for one, switch in (
+            ("token_budget", "chunked"),
+            ("step_target", "chunked"),
+            ("slowdown", "chunked"),
+            ("prefix_dir", "prefix_cache"),
+        )
     }
-    | {frozenset({"slowdown", "chunked"}): SWITCHED_OFF.format("step_target", "chunked")}  # which it needs
 )
 """Pairs of settings that raise a ConfigError, and its line."""
 

@@ -32,6 +32,7 @@ LAUNCHED_BY_ENGINES = {
     "test_hopper_attention.py::test_a_long_prompt_over_8_bits_is_widened_and_attends_as_the_other_kernel_does": {
         "attention.widen",
     },
+    "test_host_tier.py::test_answers_are_the_same_after_their_prefixes_were_evicted_and_came_back": {"rows.pages"},
     "test_pairs.py::test_all_pairs_of_fields_are_exact_with_many_settings_together": {"step.ngram"},
     "test_tensor_parallel.py::test_all_activations_have_the_same_bits_on_both_ranks": {"rows.summed_norm"},
 }  # fmt: skip

@@ -198,7 +198,7 @@ def test_a_stream_that_has_ended_is_freed_without_the_collector(server, leaves):
             else:
                 server.generate(prompt="a", max_tokens=3, stream=True)
         assert eventually(server.idle)
-        alive = eventually(lambda: len([each for each in gc.get_objects() if isinstance(each, Stream)]) <= 1, 2)
+        alive = eventually(lambda: len([each for each in gc.get_objects() if type(each) is Stream]) <= 1, 2)
     finally:
         gc.enable()
     assert alive

@@ -205,11 +205,10 @@ class PagedCache:
         if trail is None or end <= first:
             return
         starts = [max(first, first_page(end * self.page_size, window, self.page_size)) for window in self.windows]
-        self.pool.share(*self._pages(tables))
-        count = sum(end - start for start in starts)
-        if count > self.pool.available:
-            self.pool.drop(*self._pages(tables)[::-1])
+        hit, count = self._pages(tables), sum(end - start for start in starts)
+        if count > self.pool.available - sum([page in self.pool.idle for page in hit]):
             return
+        self.pool.share(*hit)
         self.tier.use(trail, starts, end)
         self._keep_ahead(self.tier, count)
         taken = self._take(count, load=True)

@@ -118,7 +118,7 @@ class Settings:
             return EngineOptions(limits, **given)
         if self.remote:
             self._refuse_the_runners()
-        for name in ("token_budget", "step_target", "slowdown"):
+        for name in ("token_budget", "slowdown", "step_target"):
             if "chunked" in self.switch_off and given.get(name):
                 raise ConfigError(f"{name} does nothing with chunked switched off: leave one of them out")
         if "slowdown" in given and not given.get("step_target"):

@@ -229,7 +229,7 @@ class Scheduler:
         self.left = (self.token_budget or sys.maxsize) - len(columns.going().slots)
         if self.target is not None:
             self._limit_prompts(self.target)
-        if (best := self._best_prompt()) is not None:
+        if (self.current.prefilling or self.waiting.count) and (best := self._best_prompt()) is not None:
             self.continue_prompts(best)
         if (
             self.waiting.count and self.preemptions == preempted
