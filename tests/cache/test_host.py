@@ -3,6 +3,7 @@ across tiers."""
 
 import random
 from collections import OrderedDict
+from itertools import takewhile
 from typing import ClassVar
 
 import pytest
@@ -252,11 +253,12 @@ class OrderMachine(RuleBasedStateMachine):
             if name in self.order:
                 self.order.move_to_end(name)
                 continue
-            oldest = next((one for one in self.order if one not in new), None)
-            if len(self.order) == self.places and oldest is None:
-                continue
             if len(self.order) == self.places:
-                del self.order[oldest]
+                for copied in [*takewhile(new.__contains__, self.order)]:
+                    self.order.move_to_end(copied)  # still under way, so it counts as used
+                if next(iter(self.order)) in new:
+                    continue
+                self.order.popitem(last=False)
             self.order[name] = None
             new.add(name)
 
