@@ -13,8 +13,8 @@ For each model, with random weights, all parts or those named after a colon, wit
   the cache in bfloat16 and in fp8.
 
 The first part's engine is the third's too, as engines take most of the time. Results are written after each model. The
-script fails if answers differ. --profile prints, after the samples, which
-functions of the host a first token and a turn of the throughput spend their time in.
+script fails if answers differ. --profile prints, after the samples, which functions of the host a first token and a
+turn of the throughput spend their time in.
 
 --quick runs all of it on a CPU with a tiny model, where a copy is done when its call returns: it shows that the script
 works, not how fast a GPU is.
