@@ -52,6 +52,13 @@ class Machine:
                 self.device.turn(draw)
             self.cache.settle()
 
+    def stored(self, id, tokens) -> LateSequence:
+        """A sequence whose prompt one step has stored, which is committed."""
+        sequence = LateSequence(self.cache, self.memory, id, list(tokens))
+        sequence.launch(len(tokens))
+        sequence.commit()
+        return sequence
+
     def computed(self, tokens, salt=None) -> int:
         """Run one sequence to its prompt's end, each step waited for. Returns the positions that it hit."""
         self.cache.settle()
@@ -427,9 +434,7 @@ def test_a_page_is_taken_without_a_wait_once_its_copy_is_done():
 
 def test_pages_that_are_not_copied_in_time_are_lost_and_computed_again():
     machine = Machine(8, 4, (None,), places=20, ahead=1)
-    sequence = LateSequence(machine.cache, machine.memory, "a", list(TEXT))
-    sequence.launch(20)
-    sequence.commit()
+    sequence = machine.stored("a", TEXT)
     sequence.release()
     other = LateSequence(machine.cache, machine.memory, "b", [50, *TEXT])
     assert other.launch(21)
@@ -574,9 +579,7 @@ def test_a_place_is_copied_back_after_it_was_filled(monkeypatch, broken):
     if broken is not None:
         monkeypatch.setattr(LateCopies, "open", broken)
     machine = Machine(8, 4, (None,), places=20, ahead=8, at_once=8)
-    sequence = LateSequence(machine.cache, machine.memory, "a", list(TEXT))
-    sequence.launch(20)
-    sequence.commit()
+    sequence = machine.stored("a", TEXT)
     sequence.release()
     machine.cache.settle()
     machine.cache.forget()
@@ -639,9 +642,7 @@ class Written:
 def test_what_is_on_its_way_to_files_gets_there_at_the_end():
     machine = Machine(8, 4, (None,), places=20, ahead=8)
     files = machine.tier._files = Written(machine.copies)
-    sequence = LateSequence(machine.cache, machine.memory, "last", list(TEXT))
-    sequence.launch(20)
-    sequence.commit()
+    sequence = machine.stored("last", TEXT)
     sequence.release()
     machine.device.drain()
     assert machine.tier._out and not files.found, "no step comes that would notice its copies' arrival"
@@ -652,9 +653,7 @@ def test_what_is_on_its_way_to_files_gets_there_at_the_end():
 def test_a_path_that_is_copied_for_files_loses_its_end_first_too():
     machine = Machine(12, 4, (None,), places=20, ahead=1)
     files = machine.tier._files = Written(machine.copies)
-    sequence = LateSequence(machine.cache, machine.memory, "a", list(TEXT))
-    sequence.launch(20)
-    sequence.commit()
+    machine.stored("a", TEXT)
     keys = [machine.tier._keys[page] for page in machine.cache.residents["a"].tables[0][:5]]
     assert machine.tier.slots.by_use() == keys[::-1]
     machine.device.drain()
@@ -667,9 +666,7 @@ def test_a_file_gets_a_place_only_once_its_page_is_there():
     """A page leaves the pool while its copy out is under way, and another sequence computes the same one."""
     machine = Machine(12, 4, (None,), places=20, ahead=12)
     late = LateSequence(machine.cache, machine.memory, "late", list(TEXT))
-    first = LateSequence(machine.cache, machine.memory, "first", list(TEXT))
-    first.launch(20)
-    first.commit()
+    first = machine.stored("first", TEXT)
     first.release()
     machine.cache.settle()  # its pages are copied out, some time
     machine.cache.forget()
@@ -688,9 +685,7 @@ def test_a_file_gets_a_place_only_once_its_page_is_there():
 
 def test_a_load_that_ends_early_leaves_no_page_to_a_step_that_is_still_copied_out():
     machine = Machine(8, 4, (None,), places=20, ahead=8)
-    sequence = LateSequence(machine.cache, machine.memory, "a", list(TEXT))
-    sequence.launch(20)
-    sequence.commit()
+    sequence = machine.stored("a", TEXT)
     sequence.release()
     machine.cache.settle()  # its pages are copied out, some time
     machine.cache.forget()

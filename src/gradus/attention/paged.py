@@ -56,7 +56,7 @@ def block_table_bytes(groups: int, slots: int, context: int, page_size: int) -> 
 def block_tables(storage: PagedStorage, slots: int, context: int) -> Tensor:
     """Make block tables for `slots` sequences of up to `context` positions: int64 [groups, slots, pages of a context].
 
-    On a CPU a row takes memory once a sequence is long enough to write there.
+    A row takes memory on a CPU only once a sequence is long enough to write there.
     """
     return zeros((len(storage.groups), slots, -(-context // storage.page_size)), torch.int64, storage.keys.device)
 

@@ -320,9 +320,9 @@ class HostTier(Tier):
 
         While files are read, half a full copy is the least: many small ones would keep the engine from its steps.
         """
-        if not load.opened and self._repeats():
-            return
         if not load.opened:
+            if self._repeats():
+                return
             self._open(load)
         ready, missing = self._ready(load)
         late = time.monotonic() - load.began > GRACE_S + TOKEN_S * self._page_size * ready
