@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 import pytest
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
 
 # Tiny models are fastest on one thread, and two test runs side by side do not slow each other down.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -54,7 +55,11 @@ settings.register_profile("check", max_examples=5, derandomize=True, deadline=No
 settings.register_profile(
     "stress", max_examples=1000, deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
 )
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+settings.load_profile(profile := os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+if profile != "stress":
+    # Hypothesis also draws constants that it finds in the source of imported modules. Which modules those are depends
+    # on the tests that the process ran before, so examples would too, whatever `derandomize` says.
+    providers.is_local_module_file = lambda path: False
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -2,6 +2,7 @@
 for garbage in what it imported."""
 
 import gc
+import importlib
 import socket
 import subprocess
 import sys
@@ -9,6 +10,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from gradus import LLM
 from tests.server.conftest import running
@@ -34,6 +37,27 @@ def test_this_machine_can_be_reached():
         socket.create_connection(("localhost", server.getsockname()[1]), timeout=5) as client,
     ):
         assert client.getpeername()[0] == "127.0.0.1"
+
+
+def examples() -> list[int]:
+    """What a property test draws."""
+    drawn = []
+
+    @settings(max_examples=300, database=None)
+    @given(st.integers(0, 1 << 40))
+    def test(number):
+        drawn.append(number)
+
+    test()
+    return drawn
+
+
+def test_examples_do_not_depend_on_what_is_imported(tmp_path, monkeypatch):
+    before = examples()
+    (tmp_path / "numbers_of_ours.py").write_text(f"NUMBERS = {list(range(1 << 30, (1 << 30) + 1_000))}")
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.import_module("numbers_of_ours")
+    assert examples() == before
 
 
 MARKED = """
