@@ -4,6 +4,8 @@ A GPU's copies run here on a CPU, where each is done at once; tests/cache/test_h
 tests/gpu/test_host_tier.py a GPU's.
 """
 
+import re
+
 import pytest
 
 from gradus import LLM, SamplingParams
@@ -62,6 +64,28 @@ def test_a_prefix_that_the_pool_gave_up_comes_back_with_the_same_answer(on_a_cpu
         usage = llm.core.metrics().cache.host
         assert usage.hit_positions > before == 0 and usage.lost == 0 and usage.evictions == 0
         assert 0 < usage.pages <= usage.most_pages
+
+
+@pytest.mark.parametrize("speculate", [{}, {"speculate": "ngram", "drafts": 3}], ids=str)
+def test_an_answer_keeps_to_its_grammar_behind_pages_that_came_back(on_a_cpu, speculate):
+    settings = PLAIN | {"model": "random:tiny-qwen3"} | speculate  # a token per byte
+    asked = SamplingParams(max_tokens=40, temperature=1.0, seed=7, structured={"regex": r"(ab|[0-9]{4}-)+c"})
+    with LLM(**settings) as llm:
+        (wanted,) = llm.generate([PROMPT], asked)
+    assert re.fullmatch(r"(ab|[0-9]{4}-)+c", wanted.text) or wanted.finish_reason == "length"
+    with LLM(**settings | SMALL) as llm:
+        for cached in (0, 288):
+            (found,) = llm.generate([PROMPT], asked)
+            assert (found.token_ids, found.cached_tokens) == (wanted.token_ids, cached)
+            evict(llm)
+
+
+def test_what_host_memory_keeps_is_counted_in_sequences(on_a_cpu):
+    with LLM(**PLAIN | SMALL) as llm:
+        places = llm.core.metrics().cache.host.most_pages
+        assert llm.kept_by_length == {400: places // 25} and llm.sequences_by_length == {400: 1}
+    with LLM(**PLAIN) as llm:
+        assert llm.kept_by_length == {}
 
 
 def test_salts_are_kept_apart_in_host_memory(on_a_cpu):

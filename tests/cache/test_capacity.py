@@ -49,5 +49,6 @@ def test_lengths_end_with_the_longest_that_may_run_and_counts_with_what_runs_at_
 def test_in_words():
     held = {2048: 256, 8192: 127, 131_072: 7}
     assert sessions_in_words(held, 256) == "256 sessions of 2,048 tokens (max_sequences), 127 of 8,192 or 7 of 131,072"
+    assert sessions_in_words(held) == "256 sessions of 2,048 tokens, 127 of 8,192 or 7 of 131,072"
     assert sessions_in_words({512: 1}, 8) == "1 session of 512 tokens"
     assert sessions_in_words({}, 8) == "no sequence"

@@ -6,12 +6,16 @@ import socket
 import subprocess
 import sys
 import urllib.request
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from gradus.config.options import SERVED_STEP_TARGETS
 from gradus.device.threads import usable_cores
+from gradus.engine.request import ModelLimits
+from gradus.server.engine.messages import ModelInfo
+from gradus.server.serve import cache_line
 
 TINY = ["--model", "random:tiny-llama", "--dtype", "float32", "--port", "0"]
 
@@ -343,6 +347,16 @@ def test_it_serves_until_it_is_told_to_stop(process):
     child.send_signal(signal.SIGTERM)
     assert child.wait(timeout=20) == 0
     assert "the cache holds 4,096 tokens: 8 sessions of 512 tokens (max_sequences)\n" in child.stderr.read()
+
+
+def test_the_line_about_the_cache_goes_on_with_host_memory():
+    limits = ModelLimits(vocab_size=9, context_length=512)
+    settings = {"max_sequences": 8, "cache_tokens": 1024}
+    info = ModelInfo("m", "final", None, "cuda", "bfloat16", limits, settings, sessions={"512": 2})
+    alone = "the cache holds 1,024 tokens: 2 sessions of 512 tokens"
+    assert cache_line(info) == alone
+    behind = cache_line(replace(info, kept_sessions={"512": 40}))
+    assert behind == f"{alone}; host_cache keeps 40 sessions of 512 tokens"
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")

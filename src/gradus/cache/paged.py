@@ -128,6 +128,15 @@ class PagedCache:
         """How many sequences run at once, by length up to `longest`, of `most` at most: see `gradus.cache.capacity`."""
         return sequences_by_length(self.pool.count, self.windows, self.page_size, longest, most)
 
+    def kept_in_host(self, longest: int) -> dict[int, int]:
+        """How many evicted sequences host memory keeps at least, by length; {} without any.
+
+        Every page that a sequence has had is counted, though a hit needs only a window's in layers with a window.
+        """
+        host = None if self.tier is None else self.tier.host_usage
+        every = [None] * len(self.windows)
+        return {} if host is None else sequences_by_length(host.most_pages, every, self.page_size, longest)
+
     def admit(self, id: Hashable, tokens: list[int], salt: Hashable = None) -> int:
         """Begin a sequence with the pages that the index has for its tokens and salt. Returns the positions hit.
 

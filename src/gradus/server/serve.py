@@ -194,10 +194,14 @@ def leaves_on_failure(config: ServerConfig) -> bool:
 
 
 def cache_line(info: ModelInfo) -> str:
-    """Format one line with what the cache holds: tokens, and sequences of each length that run at once."""
-    sessions = {int(length): count for length, count in info.sessions.items()}
+    """Format one line with what the cache holds: tokens, and sequences of each length that run at once; then what
+    host_cache keeps of those that it gives up."""
+    sessions, kept = (
+        {int(length): count for length, count in counts.items()} for counts in (info.sessions, info.kept_sessions)
+    )
     held = sessions_in_words(sessions, info.settings["max_sequences"])
-    return f"the cache holds {info.settings['cache_tokens']:,} tokens: {held}"
+    behind = f"; host_cache keeps {sessions_in_words(kept)}" if kept else ""
+    return f"the cache holds {info.settings['cache_tokens']:,} tokens: {held}{behind}"
 
 
 def ready_line(info: ModelInfo, config: ServerConfig, host: str, port: int) -> str:

@@ -284,13 +284,25 @@ class LLM:
     @property
     def sequences_by_length(self) -> dict[int, int]:
         """How many sequences of each usual length, up to the longest that may run, run at once; {} in a phase."""
+        cache = self._paged_cache
+        return {} if cache is None else cache.sequences(self._longest(cache), self.options.max_sequences)
+
+    @property
+    def kept_by_length(self) -> dict[int, int]:
+        """How many evicted sequences of each usual length `host_cache` keeps; {} without it."""
+        cache = self._paged_cache
+        return {} if cache is None else cache.kept_in_host(self._longest(cache))
+
+    @property
+    def _paged_cache(self) -> PagedCache | None:
         cache = getattr(self.engine.scheduler, "cache", None)
-        if not isinstance(cache, PagedCache):
-            return {}
+        return cache if isinstance(cache, PagedCache) else None
+
+    def _longest(self, cache: PagedCache) -> int:
+        """The longest sequence that may run."""
         options = self.options
         budget = options.budget(self.device.type) if isinstance(options, EngineConfig) else None
-        longest = cache.longest(budget, self.limits.context_length)
-        return cache.sequences(longest, options.max_sequences)
+        return cache.longest(budget, self.limits.context_length)
 
     def metrics(self) -> Metrics:
         with self._turns:

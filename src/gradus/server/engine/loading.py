@@ -174,6 +174,7 @@ def described(llm: "LLM", config: ServerConfig | None = None) -> ModelInfo:
         sampling_sources=sources,
         weight_bytes=llm.weight_bytes,
         sessions={str(length): count for length, count in llm.sequences_by_length.items()},
+        kept_sessions={str(length): count for length, count in llm.kept_by_length.items()},
     )
 
 

@@ -114,6 +114,7 @@ class ModelInfo:
     default_sampling: values of sampling fields that a request leaves out. sampling_sources: where each comes from.
     weight_bytes: what the model's weights take in memory; 0 if unknown.
     sessions: how many sequences run at once, by their tokens as text; {} if the engine does not say.
+    kept_sessions: how many evicted ones host memory keeps, likewise; {} without host_cache.
     """
 
     model: str
@@ -127,6 +128,7 @@ class ModelInfo:
     sampling_sources: dict[str, str] = field(default_factory=dict)
     weight_bytes: int = 0
     sessions: dict[str, int] = field(default_factory=dict)
+    kept_sessions: dict[str, int] = field(default_factory=dict)
 
     def stats(self) -> dict[str, Any]:
         """Return the fields for /stats, with the limits merged into the others."""
