@@ -10,6 +10,7 @@ pytest.importorskip("triton", reason="Triton is for Linux alone")
 import torch
 import triton
 
+from gradus.errors import ConfigError
 from gradus.kernels.attention import paged as paged_attention
 from gradus.kernels.attention import work as attention_work
 from gradus.kernels.attention.launch import Launch, launches
@@ -117,6 +118,12 @@ def test_decodes_alone_multiply_8_bits_in_float16():
     assert small.halves and launches(64, torch.float16, 4, eight_bits=True)[0].halves
     others = launches(128, torch.bfloat16, 4), launches(128, torch.float32, 4, eight_bits=True), taller
     assert not any(launch.halves for each in others for launch in each)
+
+
+def test_more_heads_than_a_tile_has_rows_are_refused_in_one_line():
+    assert launches(128, torch.bfloat16, 71)[0].rows >= 71
+    with pytest.raises(ConfigError, match=r"at most 64 query heads per key head, and the model has 71: run without"):
+        launches(128, torch.bfloat16, 71, eight_bits=True)
 
 
 # Of 256 rows a thread spills some bytes, outside of the loop's products: it is faster all the same (on an H200).

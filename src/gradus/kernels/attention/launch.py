@@ -7,6 +7,7 @@ import torch
 import triton
 
 from gradus.device.capability import Capability
+from gradus.errors import ConfigError
 
 H200, H200_PROCESSORS = Capability(9, 0), 132
 SMALLEST_TILE = 16  # rows: the fewest that matrix units take
@@ -144,10 +145,18 @@ def launches(
 
     dtype: of the queries. eight_bits: keys and values are e4m3, and widened to it. processors: multiprocessors of the
     GPU, which is `able`.
+
+    Raises ConfigError if no tile holds the heads of a token that share a key head.
     """
     wide = triton.next_power_of_2(head_dim) * dtype.itemsize  # bytes of a key
     shapes = _shapes(wide, dtype.itemsize, group, eight_bits)
     cut = [fitted(shape, group, wide, dtype.itemsize, able.shared_memory) for shape in shapes if shape[0] >= group]
+    if not cut:
+        most = max(shape[0] for shape in shapes)
+        raise ConfigError(
+            f"with these dtypes and heads of {head_dim}, the attention kernels take at most {most} query heads per key "
+            f"head, and the model has {group}: run without kernels and graphs (switch_off)"
+        )
     by_rows = {shape[0]: shape for shape in cut}  # a tall tile may have been cut to the size of a small one
     narrow = wide <= 128 and group > 1 and not eight_bits
     return tuple(
