@@ -109,14 +109,21 @@ def setting(default: Any, help: str, **description: Any) -> Any:
     return field(default=default, metadata={"setting": Setting(default=default, help=help, **description)})
 
 
-def described(owner: type) -> dict[str, Setting]:
+_DESCRIBED: dict[type, Mapping[str, Setting]] = {}  # an engine asks a dozen times, and hints take 1 ms to read
+
+
+def described(owner: type) -> Mapping[str, Setting]:
     """The settings among a dataclass's fields, in order."""
-    hints = typing.get_type_hints(owner)
-    return {
-        one.name: _typed(one.metadata["setting"], one.name, hints[one.name])
-        for one in fields(owner)
-        if "setting" in one.metadata
-    }
+    if owner not in _DESCRIBED:
+        hints = typing.get_type_hints(owner)
+        _DESCRIBED[owner] = types.MappingProxyType(
+            {
+                one.name: _typed(one.metadata["setting"], one.name, hints[one.name])
+                for one in fields(owner)
+                if "setting" in one.metadata
+            }
+        )
+    return _DESCRIBED[owner]
 
 
 def _typed(setting: Setting, name: str, hint: Any) -> Setting:
