@@ -20,7 +20,7 @@ from gradus.models import Model, create_model, randomize
 from gradus.models.config import ModelConfig
 from gradus.models.shapes import SHAPES
 
-CONTEXT, SEQUENCES, PROMPT = 131_072, 256, 32_768
+CONTEXT, SEQUENCES, PROMPT = 131_072, 256, 16_384
 TINY = SHAPES["tiny-gemma3"]
 
 

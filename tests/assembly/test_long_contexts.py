@@ -33,8 +33,8 @@ def test_an_engine_for_256_contexts_of_131072_tokens_takes_no_memory_for_them_be
 
 
 @pytest.mark.parametrize(("how", "rows"), [pytest.param("chunks", 1024, marks=pytest.mark.stress), ("whole", PROMPT)])
-def test_a_prompt_of_32768_tokens_takes_its_keys_and_values_a_step_and_a_mask_of_bounded_size(how, rows):
-    """Whole, its mask would have 2^30 entries: 5 GB."""
+def test_a_prompt_of_16384_tokens_takes_its_keys_and_values_a_step_and_a_mask_of_bounded_size(how, rows):
+    """Whole, its mask would have 2^28 entries: 1.3 GB."""
     config = shape(CONTEXT)
     stored = context_bytes(config, PROMPT, 4)  # float32
     pages_of_windows = 2 * rows * config.num_kv_heads * config.head_dim * 4  # until they are given back
