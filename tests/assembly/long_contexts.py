@@ -1,12 +1,6 @@
-"""Measures the memory of engines with long contexts, in a process of its own: `python -m tests.assembly.long_contexts`.
+"""Measures the memory of engines with long contexts, for a process of its own."""
 
-Prints JSON: the bytes that this process has grown by. An engine with short contexts has run before, so that libraries
-and allocators have their memory.
-"""
-
-import json
 import resource
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +14,7 @@ from gradus.models import Model, create_model, randomize
 from gradus.models.config import ModelConfig
 from gradus.models.shapes import SHAPES
 
-CONTEXT, SEQUENCES, PROMPT = 131_072, 256, 32_768
+CONTEXT, SEQUENCES, PROMPT = 131_072, 256, 16_384
 TINY = SHAPES["tiny-gemma3"]
 
 
@@ -59,7 +53,9 @@ def most_resident() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
-def main(what: str) -> None:
+def grown(what: str) -> int:
+    """Return the bytes that this process grows by. An engine with short contexts runs before, so that libraries and
+    allocators have their memory."""
     settings = {"chunked": False} if what == "whole" else {"token_budget": 1024}
     settings |= {"speculate": "ngram"} if what == "build" else {}
     run(engine_of(model_of(512), **settings), 64)
@@ -67,12 +63,6 @@ def main(what: str) -> None:
     before = psutil.Process().memory_info().rss
     engine = engine_of(model, max_sequences=SEQUENCES, **settings)
     if what == "build":
-        grown = psutil.Process().memory_info().rss - before
-    else:
-        run(engine, PROMPT)
-        grown = most_resident() - before
-    print(json.dumps({"grown": grown}))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])
+        return psutil.Process().memory_info().rss - before
+    run(engine, PROMPT)
+    return most_resident() - before

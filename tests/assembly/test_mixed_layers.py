@@ -3,6 +3,7 @@ a request are those of the whole sequence computed at once, whatever else runs a
 
 from dataclasses import replace
 from functools import cache
+from itertools import product
 
 import pytest
 import torch
@@ -122,8 +123,14 @@ def compare(name: str, asked: dict[str, Request], done: dict[tuple[str, int], En
             assert ending.tokens == right(name, request.prompt, request.params.max_tokens), id
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("switches", SWITCHES, ids=str)
+@pytest.mark.parametrize(
+    ("name", "switches"),
+    [
+        pytest.param(name, switches, marks=pytest.mark.stress if switches and name != "neither divides" else ())
+        for name, switches in product(NAMES, SWITCHES)
+    ],
+    ids=str,
+)
 def test_chunks_preemptions_and_hits_change_no_token(name, switches):
     asked, engine = crowd(name), engine_of(name, **MANY | switches)
     for _ in range(2):  # the second round hits prefixes of the first

@@ -1,18 +1,20 @@
 """Prefixes on disk with real engines: the answers are those without, from whatever settings the files come."""
 
+import itertools
 import os
-import subprocess
-import sys
-from pathlib import Path
+import signal
 
 import pytest
 
 from gradus import LLM, SamplingParams
 from gradus.assembly import prefixes
 from gradus.cache.disk import tier as tiers
+from gradus.cache.disk.folder import PrefixFolder
 from gradus.engine.request import SchedulingParams
 from gradus.errors import ConfigError
 from gradus.loading.fingerprint import fingerprint
+from tests.forked import SERVER
+from tests.pairwise import first
 
 PROMPT = [(7 * number) % 250 + 1 for number in range(300)]
 PLAIN = {"model": "random:tiny-llama", "device": "cpu", "dtype": "float32", "max_sequences": 4, "context_length": 400}
@@ -27,22 +29,23 @@ def answer(prompt=PROMPT, salt=None, **settings):
         return done.token_ids, done.cached_tokens
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {},
-        {"kv_dtype": "fp8"},
-        {"model": "random:tiny-gemma3"},
-        {"model": "random:tiny-gemma4"},
-        {"model": "random:tiny-gemma4-e", "kv_dtype": "fp8"},
-        {"speculate": "ngram", "drafts": 3},
-        {"speculate": "draft:random:tiny-llama", "drafts": 3},
-        {"switch_off": ("kernels",)},
-        {"switch_off": ("overlap", "chunked")},
-        {"dtype": "bfloat16", "page_size": 8},
-    ],
-    ids=str,
-)
+SETTINGS = [
+    {"model": "random:tiny-gemma3"},
+    {"model": "random:tiny-gemma4-e", "kv_dtype": "fp8"},
+    {"speculate": "draft:random:tiny-llama", "drafts": 3},
+    {"switch_off": ("kernels", "overlap", "chunked")},
+    {"dtype": "bfloat16", "page_size": 8},
+    # one difference each, which those before have with others
+    {},
+    {"kv_dtype": "fp8"},
+    {"model": "random:tiny-gemma4"},
+    {"speculate": "ngram", "drafts": 3},
+    {"switch_off": ("kernels",)},
+    {"switch_off": ("overlap", "chunked")},
+]
+
+
+@pytest.mark.parametrize("settings", first(SETTINGS, 5), ids=str)
 def test_a_restarted_engine_hits_its_prefix_and_answers_the_same(tmp_path, settings):
     wanted, _ = answer(**settings)
     kept = settings | {"prefix_dir": str(tmp_path / "p")}
@@ -132,32 +135,30 @@ def test_the_directory_is_free_again_once_an_engine_is_closed(tmp_path):
             LLM(**PLAIN, prefix_dir=str(tmp_path / "p"))
 
 
-KILLED = """
-import os, sys
-from gradus import LLM, SamplingParams
-from tests.assembly.test_prefixes import DRAWN, PLAIN, PROMPT
-from gradus.cache.disk.folder import PrefixFolder
-write, count = PrefixFolder._write, 0
-def then_die(self, path, *parts):
-    global count
-    count += 1
-    if count == 12:
-        write(self, path, parts[0], parts[1][:1000])
-        os.kill(os.getpid(), 9)
-    write(self, path, *parts)
-PrefixFolder._write = then_die
-with LLM(**PLAIN, prefix_dir=sys.argv[1]) as llm:
-    llm.generate([PROMPT], DRAWN)
-"""
+TORCH = {"switch_off": ("kernels",)}  # a new process need not load them
+
+
+def write_and_die(folder: str) -> None:
+    """Write 11 files and the beginning of another."""
+    write, count = PrefixFolder._write, itertools.count(1)
+
+    def then_die(self, path, *parts):
+        if next(count) == 12:
+            write(self, path, parts[0], parts[1][:1000])
+            os.kill(os.getpid(), signal.SIGKILL)
+        write(self, path, *parts)
+
+    PrefixFolder._write = then_die
+    answer(prefix_dir=folder, **TORCH)
 
 
 def test_an_engine_killed_while_it_writes_loses_only_what_was_not_written(tmp_path):
-    root = Path(__file__).parents[2]
-    environment = os.environ | {"PYTHONPATH": f"{root / 'src'}{os.pathsep}{root}"}
-    killed = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path / "p")], env=environment, timeout=120)
-    assert killed.returncode == -9
-    wanted, _ = answer()
-    assert answer(prefix_dir=str(tmp_path / "p")) == (wanted, 11 * 16)
+    process = SERVER.Process(target=write_and_die, args=[str(tmp_path / "p")])
+    process.start()
+    process.join(120)
+    assert process.exitcode == -signal.SIGKILL
+    wanted, _ = answer(**TORCH)
+    assert answer(prefix_dir=str(tmp_path / "p"), **TORCH) == (wanted, 11 * 16)
 
 
 # -- the weights -------------------------------------------------------------------------------------------------------

@@ -10,8 +10,8 @@ from gradus import LLM, SamplingParams
 PROMPTS = ["Once upon a time, there", "a", "The three primary colors are red, yellow", "b"]
 SETTINGS = [{}, {"switch_off": ["kernels"]}, {"speculate": "ngram"}, {"phase": "p06"}]
 PARAMS = [
-    SamplingParams(max_tokens=24, ignore_eos=True),
-    SamplingParams(max_tokens=24, ignore_eos=True, temperature=0.9, top_k=40, seed=3),
+    SamplingParams(max_tokens=16, ignore_eos=True),
+    SamplingParams(max_tokens=16, ignore_eos=True, temperature=0.9, top_k=40, seed=3),
 ]
 
 

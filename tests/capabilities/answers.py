@@ -8,13 +8,10 @@ from typing import Any
 from gradus import LLM
 from gradus.engine.logprobs import TokenLogprob
 from gradus.text.completion import Completion
-from tests.capabilities.table import CHANGING, FAMILIES, SWITCHES, Asked, asked, settings_of
+from tests.capabilities.table import CHANGING, EVERY, FAMILIES, SWITCHES, Asked, asked, settings_of
 
 Answer = dict[str, Any]
 Scores = tuple[TokenLogprob, ...] | None
-
-EVERY = range(len(asked()))
-"""The numbers of all requests of the table."""
 
 NEAR = 3e-3
 """Log-probabilities may differ by this: sums differ in their order, and then fp8 rounds a key up instead of down."""
@@ -45,7 +42,7 @@ def written(done: Completion) -> Answer:
 def reference(*changing: str, numbers: Sequence[int] = EVERY, device: str = "cpu") -> list[list[Answer]]:
     """Return the answers with every optimization switched off, to one request after the other.
 
-    numbers: of the requests, a range or a tuple.
+    numbers: of the table's requests, a range or a tuple.
     """
     assert set(changing) <= {*CHANGING, *FAMILIES}
     off = SWITCHES if device == "cpu" else (*SWITCHES, "graphs")

@@ -8,6 +8,7 @@ import atexit
 import os
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import cache
 from itertools import combinations
@@ -16,7 +17,6 @@ from typing import Any
 
 from gradus.engine.request import SamplingParams, SchedulingParams
 from gradus.engine.structured import Lazy, Structured
-from gradus.errors import RequestError
 from tests.engine import every_field
 from tests.phases.conftest import NEWER
 
@@ -156,6 +156,9 @@ LAZY = Structured(
 DRAWN = {"temperature", "top_k", "top_p", "min_p", "n", "seed"}
 """Fields that say nothing of greedy answers."""
 
+MOST_FIELDS = 5
+"""Of a request. By themselves, most fields change nothing in an answer; more at once would hide one another."""
+
 Asked = tuple[list[int], SamplingParams, SchedulingParams]
 
 
@@ -173,19 +176,55 @@ def made(values: Mapping[str, Any]) -> tuple[SamplingParams, SchedulingParams]:
     return SamplingParams(**{"max_tokens": 12, **drawn, **sampling}), SchedulingParams(**scheduling)
 
 
+def one_pair() -> Iterator[dict[str, Any]]:
+    """Yield the values of every pair of fields that is not refused, and of LAZY with every other field."""
+    every = list(pairs_of_fields())
+    yield from (dict(values) for pair, values in every if frozenset(pair) not in REFUSED_FIELDS)
+    yield from ({**values, "structured": LAZY} for pair, values in every if "structured" in pair)
+
+
+def many_fields() -> Iterator[dict[str, Any]]:
+    """Yield values of several fields each, every pair of `one_pair` among them: a greedy pair in a greedy request, and
+    one without a grammar in one without."""
+    kinds: dict[tuple[bool, ...], list[dict[str, Any]]] = {}
+    for pair in one_pair():
+        kind = "structured" in pair, pair.get("structured") is LAZY, not DRAWN.isdisjoint(pair)
+        kinds.setdefault(kind, []).append(pair)
+    for pairs in kinds.values():
+        values = {name: value for pair in pairs for name, value in pair.items()}
+        for names in _covering([frozenset(pair) for pair in pairs]):
+            yield {name: value for name, value in values.items() if name in names}
+
+
+def _covering(missing: list[Pair]) -> Iterator[set[str]]:
+    """Yield sets of names until each pair is in one. A name joins those with which it makes the most missing pairs."""
+    while missing:
+        chosen = set(missing[0])
+        while len(chosen) < MOST_FIELDS:
+            made_with = Counter(name for pair in missing if len(pair & chosen) == 1 for name in pair - chosen)
+            if not made_with:
+                break
+            chosen.add(made_with.most_common(1)[0][0])
+        yield chosen
+        missing = [pair for pair in missing if not pair <= chosen]
+
+
 @cache
 def asked() -> list[Asked]:
-    """Return a request for every pair of fields that is not refused, and for LAZY with every other field.
+    """Return the requests of `many_fields`, then those of `one_pair`. Prompts repeat, and share their beginnings."""
+    return [*_requests(many_fields()), *_requests(one_pair())]
 
-    Prompts repeat, and share their beginnings.
-    """
-    found: list[Asked] = []
-    every = [values for _, values in pairs_of_fields()]
-    every += [{**values, "structured": LAZY} for values in every if "structured" in values]
+
+def _requests(every: Iterator[dict[str, Any]]) -> Iterator[Asked]:
     for number, values in enumerate(every):
-        try:
-            sampling, scheduling = made(values)
-        except RequestError:
-            continue  # REFUSED_FIELDS, which a test of its own compares
-        found.append(([*range(65, 65 + number % 19), *[97, 98, 99] * 3, number % 320], sampling, scheduling))
-    return found
+        yield [*range(65, 65 + number % 19), *[97, 98, 99] * 3, number % 320], *made(values)
+
+
+MANY = range(len([*many_fields()]))
+"""The numbers of the requests with several fields each."""
+
+EVERY = range(len(MANY), len(MANY) + len([*one_pair()]))
+"""Those of the requests with a pair each."""
+
+SOME = MANY[2::4]
+"""Every field is in one of these, and in one without a grammar."""

@@ -11,19 +11,26 @@ from gradus.config.options import SWITCHES as ALL_SWITCHES
 from gradus.config.settings import Settings
 from gradus.engine.request import SamplingParams, SchedulingParams
 from gradus.errors import ConfigError, RequestError
-from tests.capabilities.answers import EVERY, answers, differing, reference
+from tests.capabilities.answers import answers, differing, reference
 from tests.capabilities.table import (
     CHANGING,
+    DRAWN,
+    EVERY,
     FAMILIES,
     FIELDS,
+    LAZY,
+    MANY,
     NOT_ASKED,
     REFUSED_FIELDS,
     REFUSED_SETTINGS,
     SAME,
     SCHEDULING,
+    SOME,
     SWITCHES,
     asked,
     made,
+    many_fields,
+    one_pair,
     pairs_of_fields,
     pairs_of_settings,
     settings_of,
@@ -33,8 +40,8 @@ COMMON = ("windows", "kv_dtype", "cache_tokens", "page_size", "policy", "threads
 OFF = tuple(name for name in SWITCHES if name != "chunked")
 KEPT = tuple(name for name in SWITCHES if name != "prefix_cache")
 
-# Each engine has many capabilities at once, so that every pair that is not refused is in one of them: `make test` runs
-# these, and `make stress` each pair by itself, which says where to look.
+# Each engine has many capabilities at once, and each request many fields, so that every pair that is not refused is in
+# one of them: `make test` runs these, and `make stress` each pair by itself, which says where to look.
 TOGETHER = [
     ("tensor_parallel", *COMMON, "token_budget", "step_target", "slowdown", "speculate"),
     ("pipeline_parallel", *COMMON, "token_budget", "step_target", "slowdown"),
@@ -46,8 +53,8 @@ TOGETHER = [
     ("speculate", *COMMON, "token_budget", "step_target", "slowdown", *OFF),
 ]
 ROOT = Path(__file__).parents[2]
-RANKS = {"tensor_parallel", "pipeline_parallel"}
-SOME = EVERY[6::7]
+# A step of several processes takes long where other tests run, and int4 is widened for each product.
+SLOW = {"tensor_parallel", "pipeline_parallel", "quantize"}
 
 
 @pytest.fixture(autouse=True)
@@ -86,7 +93,7 @@ def test_every_pair_of_settings_is_in_one_of_the_engines():
     assert {frozenset(pair) for pair in missing} == set(REFUSED_SETTINGS)
 
 
-def agree(settings: tuple[str, ...], requests: range = EVERY) -> None:
+def agree(settings: tuple[str, ...], requests: range) -> None:
     """Assert that an engine with these settings gives the answers of the reference, and so does one that finds some of
     their prompts on disk."""
     changing = [name for name in (*CHANGING, *FAMILIES) if name in settings]
@@ -101,8 +108,13 @@ def agree(settings: tuple[str, ...], requests: range = EVERY) -> None:
 
 @pytest.mark.parametrize("settings", TOGETHER, ids=" + ".join)
 def test_all_pairs_of_fields_are_exact_with_many_settings_together(settings):
-    # a step of several processes takes long where other tests run, and int4 is widened for each product
-    agree(settings, SOME if {*RANKS, "quantize"} & set(settings) else EVERY)
+    agree(settings, SOME if SLOW & set(settings) else MANY)
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("settings", TOGETHER, ids=" + ".join)
+def test_each_pair_of_fields_is_exact_with_many_settings_together(settings):
+    agree(settings, EVERY[6::7] if SLOW & set(settings) else EVERY)
 
 
 EVERYTHING = ("kv_dtype", "cache_tokens", "page_size", "policy", "token_budget", "speculate", "prefix_dir")
@@ -132,16 +144,29 @@ def test_experts_are_exact_on_ranks_and_in_fewer_bits(shape, settings):
     agree((shape, *settings), SOME)
 
 
+def test_every_pair_of_fields_is_in_a_request_with_many():
+    """As it is by itself: greedy where it is, and without a grammar that it lacks."""
+    every = [*many_fields()]
+    for pair in one_pair():
+        alike = [values for values in every if DRAWN.isdisjoint(values) == DRAWN.isdisjoint(pair)]
+        assert any(
+            values.items() >= pair.items() for values in alike if values.get("structured") == pair.get("structured")
+        )
+
+
 def test_some_of_the_requests_have_every_field():
-    numbered = [pair for pair, _ in pairs_of_fields() if frozenset(pair) not in REFUSED_FIELDS]
-    assert {name for pair in numbered[SOME.start :: SOME.step] for name in pair} == {*FIELDS, *SCHEDULING}
+    some = [*many_fields()][SOME.start :: SOME.step]
+    grammars = [values["structured"] for values in some if "structured" in values]
+    assert LAZY in grammars and FIELDS["structured"] in grammars
+    free = {name for values in some if "structured" not in values for name in values}
+    assert free | {"structured"} == {*FIELDS, *SCHEDULING}
 
 
 @pytest.mark.stress
 @pytest.mark.parametrize("pair", pairs_of_settings(), ids=" × ".join)
 def test_any_two_settings_are_exact(pair):
     if frozenset(pair) not in REFUSED_SETTINGS:
-        agree(pair)
+        agree(pair, EVERY)
 
 
 def test_the_documentation_lists_the_pairs_that_are_refused():

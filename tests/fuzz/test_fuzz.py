@@ -19,13 +19,7 @@ def test_every_route_that_takes_a_body_is_attacked():
     assert {path for path, _ in SEEDS} == {"/generate", *bodies(ServerConfig())}
 
 
-def test_a_seed_is_a_request_that_is_answered(tmp_path):
-    with served(tmp_path / "log") as server:
-        answers = [(path, *server.ask("POST", path, json.dumps(body).encode())) for path, body in SEEDS]
-    assert [each for each in answers if each[1] != 200] == []
-
-
-@pytest.mark.parametrize("count", [240, pytest.param(10_000, marks=pytest.mark.stress)])
+@pytest.mark.parametrize("count", [144, pytest.param(10_000, marks=pytest.mark.stress)])
 @pytest.mark.parametrize("kind", ["ranks", pytest.param("drafts", marks=pytest.mark.stress)])
 @pytest.mark.timeout(3600)
 def test_no_request_ends_an_engine(kind, count, tmp_path):
@@ -33,6 +27,8 @@ def test_no_request_ends_an_engine(kind, count, tmp_path):
     with served(log, *KINDS[kind], "--request-timeout", "5") as server:
         wanted = server.canaries()
         assert {status for status, _ in wanted} == {200}
+        seeds = [(path, *server.ask("POST", path, json.dumps(body).encode())) for path, body in SEEDS]
+        assert [each for each in seeds if each[1] != 200] == [], "a seed is a request that is answered"
         for round_ in range(4):
             attacked(server, count // 4, 12, seed=round_ + count)
             assert server.canaries() == wanted

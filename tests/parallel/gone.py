@@ -4,8 +4,7 @@ import socket
 import sys
 import time
 
-from gradus.parallel.messages import Channel
-from gradus.parallel.ranks import OPENED
+from gradus.parallel.messages import OPENED, Channel
 
 Channel(socket.socket(fileno=int(sys.argv[1]))).send(OPENED)
 time.sleep(0.5)

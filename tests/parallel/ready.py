@@ -4,8 +4,7 @@ import json
 import socket
 import sys
 
-from gradus.parallel.messages import Channel
-from gradus.parallel.ranks import READY
+from gradus.parallel.messages import READY, Channel
 
 channel = Channel(socket.socket(fileno=int(sys.argv[1])))
 json.loads(channel.receive() or b"")

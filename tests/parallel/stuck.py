@@ -8,8 +8,7 @@ import time
 from pathlib import Path
 
 from gradus.assembly.rank import live
-from gradus.parallel.messages import Channel
-from gradus.parallel.ranks import READY
+from gradus.parallel.messages import READY, Channel
 
 channel = Channel(socket.socket(fileno=int(sys.argv[1])))
 job = json.loads(channel.receive() or b"")

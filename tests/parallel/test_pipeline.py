@@ -12,10 +12,10 @@ from tests.parallel import connecting_rank, slow_rank
 MODEL = "random:tiny-llama"
 SETTINGS = {"device": "cpu", "dtype": "float32", "context_length": 240}
 SCARCE = {**SETTINGS, "cache_tokens": 256, "max_sequences": 6, "token_budget": 32}
-PROMPTS = [[1 + number] * (5 + 7 * number) for number in range(10)]
+PROMPTS = [[1 + number] * (5 + 7 * number) for number in range(6)]
 KINDS = (
-    SamplingParams(max_tokens=40),
-    SamplingParams(max_tokens=40, temperature=0.9, seed=5, n=2, logprobs=1, frequency_penalty=0.3),
+    SamplingParams(max_tokens=24),
+    SamplingParams(max_tokens=24, temperature=0.9, seed=5, n=2, logprobs=1, frequency_penalty=0.3),
     SamplingParams(max_tokens=3, prompt_logprobs=1),
 )
 

@@ -29,10 +29,10 @@ from gradus.errors import GradusError
 from gradus.loading import open_checkpoint
 from gradus.models.precision import DTYPES
 from gradus.parallel.compiling import Follower
-from gradus.parallel.messages import Channel
+from gradus.parallel.messages import ALIVE, FAILED, OPENED, READY, SAMPLED, Channel
 from gradus.parallel.model import Part, load_part
 from gradus.parallel.place import Place
-from gradus.parallel.ranks import ALIVE, FAILED, OPENED, READY, SAMPLED, SIGN_OF_LIFE_S
+from gradus.parallel.ranks import SIGN_OF_LIFE_S
 from gradus.sampling.constraints import Constraints
 from gradus.scheduling.step_times import StepTimes
 from gradus.structured import Grammars, grammars_of

@@ -9,6 +9,10 @@ LENGTH = struct.Struct("<I")
 MOST_BYTES = 64 << 20
 """The longest message. A plan takes 4 bytes per prompt token, so no step comes near this limit."""
 
+OPENED, READY, ALIVE, FAILED, SAMPLED = b"O", b"R", b"A", b"F", b"S"
+"""First bytes of a rank's messages: found the model, followed by a report; loaded its part; heartbeat; failed, followed
+by the reason; in the last stage of a pipeline, what a step sampled."""
+
 
 class Channel:
     """One end of a stream between two processes. Only one thread may call `receive`, and one at a time `send`."""

@@ -26,7 +26,7 @@ from gradus.engine.plan import Plan, Result, Sampled
 from gradus.engine.wire import pack, unpack_sampled
 from gradus.execution.passes import RunModel
 from gradus.parallel.group import RankLost
-from gradus.parallel.messages import Channel
+from gradus.parallel.messages import FAILED, OPENED, READY, SAMPLED, Channel
 
 if TYPE_CHECKING:  # Triton is not everywhere
     from gradus.parallel.exchange import Exchange
@@ -35,10 +35,6 @@ SIGN_OF_LIFE_S = 0.5
 SILENCE_S = 4.0
 """Kill a rank that has sent no heartbeat for this long."""
 GOODBYE_S = 5.0
-
-OPENED, READY, ALIVE, FAILED, SAMPLED = b"O", b"R", b"A", b"F", b"S"
-"""First bytes of a rank's messages: found the model, followed by a report; loaded its part; heartbeat; failed, followed
-by the reason; in the last stage of a pipeline, what a step sampled."""
 
 
 class Ranks:

@@ -7,12 +7,11 @@ import pytest
 
 from gradus import LLM, SamplingParams
 from gradus.deploy.runner import service_of
-from tests.capabilities.answers import EVERY, answers, differing, reference
-from tests.capabilities.table import CHANGING, asked, settings_of
+from tests.capabilities.answers import answers, differing, reference
+from tests.capabilities.table import CHANGING, MANY, SOME, asked, settings_of
 from tests.execution.remote.pairs import serving
 
 ENGINES = ("policy", "step_target", "slowdown")
-SOME = EVERY[6::7]
 
 
 @contextmanager
@@ -32,9 +31,9 @@ def remote(tmp_path, *settings: str, **more) -> Iterator[LLM]:
 @pytest.mark.parametrize(
     ("settings", "numbers"),
     [
-        (("cache_tokens", "page_size", "policy", "token_budget", "step_target", "slowdown"), EVERY),
+        (("cache_tokens", "page_size", "policy", "token_budget", "step_target", "slowdown"), MANY),
         (("windows", "kv_dtype", "cache_tokens", "speculate", "token_budget"), SOME),
-        (("speculate", "cache_tokens", "overlap"), EVERY),
+        (("speculate", "cache_tokens", "overlap"), MANY),
         (("quantize", "kernels", "prefix_cache"), SOME),
     ],
     ids=lambda value: " + ".join(value) if isinstance(value, tuple) else "",
