@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -285,11 +286,9 @@ def test_renderings_in_several_threads_have_budgets_of_their_own():
             with pytest.raises(RequestError, match=r"needs more than \d+ steps"):  # and not that it has no budget
                 bad.render(MESSAGES[:2], **CALL)
 
-    threads = [threading.Thread(target=render) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as threads:
+        for done in [threads.submit(render) for _ in range(4)]:
+            done.result()
     assert len(found) == 8 and len(set(found)) == 1
 
 
