@@ -17,11 +17,19 @@ from contextlib import contextmanager
 
 YOUNG = 10_000  # objects made and not yet freed before the young ones are looked through
 
+_has_spared = False  # `gc.get_freeze_count` would say so too, but counts all that is spared, one by one
+
 
 def see_all() -> None:
     """Put everything into the collector's sight again, and collect: an engine that is gone may have left cycles."""
     gc.unfreeze()
     gc.collect()
+
+
+def see_all_of_earlier_engines() -> None:
+    """Where there was an engine in this process: the next one needs the memory that its cycles may hold."""
+    if _has_spared:
+        see_all()
 
 
 @contextmanager
@@ -43,6 +51,8 @@ def spare_what_stays(owner: object) -> None:
     Changes the collector of the whole process. All of it is in sight again once `owner` is gone, so that the cycles it
     was part of can be freed, and whenever this is called for another owner.
     """
+    global _has_spared
+    _has_spared = True
     gc.set_threshold(YOUNG)
     gc.unfreeze()
     gc.collect()

@@ -21,6 +21,7 @@ from gradus.models.create import create_model
 from gradus.models.weights import checked
 from tests.loading.builders import write_folder, write_gguf
 from tests.loading.quantized_builders import matrices
+from tests.pairwise import each_once, first
 
 CPU = torch.device("cpu")
 TEXT = "the cat sat on the mat, and the hat was on the cat: that is a fact. " * 40
@@ -74,11 +75,10 @@ def hidden_of(folder):
         return model(ids, torch.arange(64), WholeSequence(model.config))
 
 
-FAMILIES = pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3", "phi3", "olmo2", "granite4"])
+FAMILIES = ["llama", "gemma3", "phi3", "olmo2", "granite4", "qwen3"]
 
 
-@FAMILIES
-@pytest.mark.parametrize("scheme", ["int8", "fp8"])
+@pytest.mark.parametrize("family, scheme", each_once(FAMILIES, ["int8", "fp8"]))
 def test_eight_bits_in_a_file_are_those_made_on_the_fly(tmp_path, family, scheme):
     folder = tame_folder(tmp_path / "float", family)
     out = written(folder, tmp_path / "out", scheme=scheme)
@@ -91,7 +91,7 @@ def test_eight_bits_in_a_file_are_those_made_on_the_fly(tmp_path, family, scheme
     assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in found)
 
 
-@FAMILIES
+@pytest.mark.parametrize("family", first(FAMILIES, 5))  # the last one's layers have the parts that a Llama's have
 def test_rounding_by_a_text_loses_less_of_it(tmp_path, family):
     folder = tame_folder(tmp_path / "float", family)
     exact, errors = hidden_of(folder), {}

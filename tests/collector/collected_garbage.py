@@ -6,7 +6,7 @@ import weakref
 import pytest
 
 from gradus import LLM, SamplingParams
-from gradus.garbage import spare_what_stays
+from gradus.garbage import see_all_of_earlier_engines, spare_what_stays
 from tests.server.conftest import running
 
 
@@ -25,6 +25,18 @@ def test_what_is_there_is_spared_until_another_engine_is_built():
         gc.collect()
         assert kept() is not None  # out of sight
         spare_what_stays(owner)
+        assert kept() is None
+    finally:
+        gc.unfreeze()
+
+
+def test_an_engine_that_is_about_to_load_gets_the_memory_of_earlier_ones():
+    owner, node = Node(), Node()
+    kept = weakref.ref(node)
+    try:
+        spare_what_stays(owner)
+        del node
+        see_all_of_earlier_engines()
         assert kept() is None
     finally:
         gc.unfreeze()

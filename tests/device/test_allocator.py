@@ -48,15 +48,3 @@ def test_another_system_or_library_is_left_alone(monkeypatch):
     assert keep_freed_memory({}) is False
     monkeypatch.setattr(sys, "platform", "darwin")
     assert keep_freed_memory({}) is False
-
-
-def test_an_engine_that_outlives_the_modules_ends_without_a_word():
-    """Python deletes an object that another module refers to last, when the names of modules are gone."""
-    program = """
-import argparse
-from gradus import LLM
-llm = LLM("random:tiny-llama", device="cpu")
-argparse.kept = lambda: llm
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100)
-    assert done.returncode == 0 and "Exception" not in done.stderr, done.stderr

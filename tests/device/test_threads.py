@@ -11,6 +11,7 @@ import torch
 from gradus import LLM, SamplingParams
 from gradus.device import control_groups, threads
 from tests.device.test_control_groups import groups
+from tests.fresh import Parent
 
 ROOT = Path(__file__).parents[2]
 
@@ -80,11 +81,13 @@ def test_the_kernels_have_that_many_though_the_machine_has_fewer(torchs_number):
 
 # -- threads that spin -------------------------------------------------------------------------------------------------
 
-TASKS = '''
+IMPORTS = """
 import os, sys, time
 import torch
-from gradus.device import control_groups, threads
+from gradus.device import threads
+"""
 
+TASKS = '''
 def tasks():
     return len(os.listdir("/proc/self/task"))
 
@@ -103,14 +106,19 @@ before = tasks()
 '''
 
 
-def told(script: str, **environment: str) -> list[str]:
+@pytest.fixture(scope="module")
+def told():
     """Return the output of a fresh process with no other OpenMP variables in its environment."""
     kept = {name: value for name, value in os.environ.items() if name not in (*threads.CHOICES, *threads.COUNTS)}
-    done = subprocess.run(
-        [sys.executable, "-c", TASKS + script], env=kept | environment, capture_output=True, text=True, timeout=100
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.split()
+    parent = Parent(IMPORTS, kept)
+
+    def output(script: str, **environment: str) -> list[str]:
+        done = parent.run(TASKS + script, **environment)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.split()
+
+    yield output
+    parent.close()
 
 
 linux = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="counts threads in /proc")
@@ -118,7 +126,7 @@ linux = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="counts 
 
 @linux
 @pytest.mark.parametrize(("choice", "left"), [({}, "0"), ({"OMP_WAIT_POLICY": "passive"}, "2")])
-def test_threads_that_spin_are_ended_and_others_are_not(choice, left):
+def test_threads_that_spin_are_ended_and_others_are_not(told, choice, left):
     script = """
 for _ in range(3):  # torch has them again when it wants them
     compute()
@@ -131,7 +139,7 @@ for _ in range(3):  # torch has them again when it wants them
 
 
 @linux
-def test_the_callers_own_threads_are_no_other_threads():
+def test_the_callers_own_threads_are_no_other_threads(told):
     """A thread that meets torch for the first time meanwhile has the process's number, and so has the caller after."""
     script = """
 import threading
@@ -152,7 +160,7 @@ with ThreadPoolExecutor(1) as old:
 
 
 @linux
-def test_a_fork_does_not_wait_for_the_threads_of_its_parent():
+def test_a_fork_does_not_wait_for_the_threads_of_its_parent(told):
     script = """
 threads.end_spinning()
 compute()
@@ -166,7 +174,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 
 @linux
-def test_a_step_of_the_kernels_has_no_spinning_threads_beside_it():
+def test_a_step_of_the_kernels_has_no_spinning_threads_beside_it(told):
     """After a prompt that torch takes, and after what the program computes between two steps."""
     pytest.importorskip("numba")
     script = """

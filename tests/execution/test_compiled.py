@@ -33,10 +33,11 @@ from gradus.models.shapes import SHAPES
 from gradus.sampling.sampler import Sampler
 from tests.phases.conftest import FAMILIES, build_engine
 
+STEPS = 24  # into a second page, and beyond a window
 PROMPTS = ["Once upon a time, there", "a", "The three primary colors are red, yellow", "b"]
 
 
-def some(count: int = 40, **more) -> SamplingParams:
+def some(count: int = STEPS, **more) -> SamplingParams:
     return SamplingParams(max_tokens=count, ignore_eos=True, **more)
 
 
@@ -66,7 +67,7 @@ def counted(monkeypatch) -> list[int]:
 def test_the_tokens_are_torchs(shape, counted):
     ours = tiny(shape)
     found = tokens(ours)
-    assert len(counted) > 39 and max(counted) == len(PROMPTS)  # and the first, which compiles
+    assert len(counted) >= STEPS and max(counted) == len(PROMPTS)  # and the first, which compiles
     assert type(ours.engine.runner.step.passes) is CompiledPass
     in_torch = tiny(shape, switch_off=["kernels"])
     assert type(in_torch.engine.runner.step.passes) is TorchPass
@@ -94,7 +95,7 @@ def test_sampled_tokens_are_torchs_too():
 def test_steps_of_more_rows_than_the_kernels_take_go_through_torch(counted):
     count = UNKNOWN + 3
     prompts = [chr(97 + i % 26) * (i + 1) for i in range(count)]
-    params = [some(10 + 2 * i) for i in range(count)]  # rows end one after the other
+    params = [some(10 + min(i, 8)) for i in range(count)]  # rows end one after the other, the last ones together
     found = tokens(tiny(max_sequences=count), prompts, params)
     assert max(counted) == UNKNOWN
     assert found == tokens(tiny(max_sequences=count, switch_off=["kernels"]), prompts, params)
@@ -144,9 +145,9 @@ def test_greedy_rows_are_chosen_without_logits(ways):
 )
 def test_a_request_that_asks_for_more_takes_its_neighbors_the_full_way(more, ways):
     """Until it ends: then the others need no logits again."""
-    params = [some(20), some(8, **more), some(20)]
+    params = [some(12), some(5, **more), some(12)]
     done = tiny().generate(["a", "b", "c"], params)
-    assert ways == ["sample"] * 8 + ["take"] * 12
+    assert ways == ["sample"] * 5 + ["take"] * 7
     expected = tiny(switch_off=["kernels"]).generate(["a", "b", "c"], params)
     assert [one.token_ids for one in done] == [one.token_ids for one in expected]
     assert [bool(one.logprobs) for one in done] == [False, "logprobs" in more, False]
@@ -208,7 +209,7 @@ def test_a_part_without_a_kernel_is_torchs_and_so_is_the_whole_step(setting, par
     assert type(llm.engine.runner.step.passes) is TorchPass
     (line,) = [record.getMessage() for record in caplog.records if "kernel" in record.getMessage()]
     assert line.startswith(f"decode steps run in torch: there is no kernel for {part}")
-    assert len(tokens(llm)[0]) == 40
+    assert len(tokens(llm)[0]) == STEPS
 
 
 class TwiceTheAttention(llama.Block):
@@ -271,7 +272,7 @@ def test_a_layer_whose_heads_have_norms_of_two_kinds_runs_in_torch(caplog):
 @pytest.mark.parametrize("quantize", ["int8", "int4-g32"])
 def test_quantized_models_decode_through_the_kernels(quantize, counted):
     llm = tiny(quantize=quantize)
-    assert all(len(one) == 40 for one in tokens(llm)) and len(counted) > 39
+    assert all(len(one) == STEPS for one in tokens(llm)) and len(counted) >= STEPS
 
 
 @pytest.mark.parametrize(

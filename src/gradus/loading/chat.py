@@ -14,6 +14,7 @@ Tools, calls and results are untrusted text too, down to the keys of a schema.
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -39,6 +40,11 @@ SETTINGS: dict[str, tuple[object, ...]] = {  # what a request may set in a templ
 }
 
 
+@lru_cache(4)  # a checkpoint is opened more than once, and compiling its template takes most of that
+def _program(source: str) -> Program:
+    return Program(source)
+
+
 class ChatTemplate:
     """One model's template. Raises CheckpointError if it is too long, does not parse, or has statements that are not
     supported.
@@ -51,7 +57,9 @@ class ChatTemplate:
         if len(source) > LARGEST_TEMPLATE:
             raise CheckpointError(f"{where}: {len(source)} characters, at most {LARGEST_TEMPLATE} are allowed")
         try:
-            self._program = Program(source, where)
+            self._program = _program(source)
+        except CheckpointError as error:
+            raise CheckpointError(f"{where}: {error}") from None
         except (jinja2.TemplateError, SyntaxError, RecursionError, ValueError, MemoryError) as error:
             raise CheckpointError(f"{where}: not a valid template: {_short(error)}") from error
         self.variables = self._program.variables

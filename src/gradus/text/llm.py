@@ -4,7 +4,6 @@ The core knows only token ids, and the front end handles text (front_end.py). `L
 runs the loop.
 """
 
-import gc
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -103,8 +102,8 @@ class LLM:
             keeps = keeps_bits(given.dtype, options, self.device)
             self.checkpoint = as_asked(found, given.quantize, keeps_bits=keeps)
             self.precision = resolve(given.dtype, given.quantize, self.device, self.config, self.checkpoint.quantized)
-        if gc_freeze and gc.get_freeze_count():
-            garbage.see_all()  # the memory of an earlier engine is needed now
+        if gc_freeze:
+            garbage.see_all_of_earlier_engines()
         engine, self.options = assemble(
             self.checkpoint, phase, options, self.device, self.precision, progress, given.impl
         )

@@ -6,6 +6,7 @@ engine's code but the block tables' rule.
 """
 
 from dataclasses import replace
+from functools import lru_cache
 from zlib import crc32
 
 import torch
@@ -23,7 +24,7 @@ from gradus.models.parts import EmbeddedParts, LayerParts
 from gradus.models.rope import Rotations
 from gradus.models.weights import assign, parameters
 from gradus.quantization.gguf import GGUFLinear
-from tests.kernels.cpu.steps import FEW, generator
+from tests.kernels.cpu.steps import FEW, ROOM, generator, noise
 from tests.loading.gguf_blocks import encode
 
 KINDS = {format: kind for kind, format in KEPT.items()}
@@ -100,7 +101,7 @@ ALL = {
 
 
 def config_of(**traits: object) -> ModelConfig:
-    return replace(SHAPES["tiny-llama"], **traits)
+    return replace(SHAPES["tiny-llama"], **({"context_length": ROOM} | traits))
 
 
 class Layer(nn.Module):
@@ -224,7 +225,7 @@ def decoder(
     model = Decoder(config_of(**(traits | more)), linear, dtype).requires_grad_(False).eval()
     for path, module, name, shape in parameters(model):
         center = 1.0 if len(shape) == 1 else 0.0
-        values = center + std * torch.randn(shape, generator=generator(crc32(path.encode())))
+        values = center + std * _noise_of(path, tuple(shape))
         if isinstance(module, GGUFLinear) and name != "bias":
             module.store(0, torch.from_numpy(encode(values.numpy(), KINDS[module.format.name])))
         else:
@@ -232,10 +233,15 @@ def decoder(
     return model
 
 
+@lru_cache(1024)  # decoders of other traits have most of their weights in common
+def _noise_of(path: str, shape: tuple[int, ...]) -> Tensor:
+    return torch.randn(shape, generator=generator(crc32(path.encode())))
+
+
 class PlainPages:
     """Every layer's keys and values in pages of its own, filled with noise, of slots whose pages lie scattered.
 
-    It is the model's `attention` as well: plain softmax, row by row.
+    It is the model's `attention` as well: plain softmax, sequence by sequence.
     """
 
     def __init__(self, model: Model, page_size: int = 16, dtype: torch.dtype = torch.float32, slots: int = FEW) -> None:
@@ -245,15 +251,17 @@ class PlainPages:
         count = len(self.windows) * slots * longest
         order = torch.randperm(count, generator=generator(3)) + 1
         self.tables = order.view(len(self.windows), slots, longest).contiguous()
-        draw = generator(1)
         self.kept = {
             layer: tuple(
-                torch.randn((count + 1) * page_size, sizes.num_kv_heads, sizes.head_dim, generator=draw).to(dtype)
-                for _ in range(2)
+                noise(((count + 1) * page_size, sizes.num_kv_heads, sizes.head_dim), 2 * layer + which).to(
+                    dtype, copy=True
+                )
+                for which in range(2)
             )
             for layer in range(config.num_layers)
             if config.stores_kv(layer)
             for sizes in [config.layer(layer)]
+            for shape in [((count + 1) * page_size, sizes.num_kv_heads, sizes.head_dim)]
         }
         self.attention = self
 
@@ -272,7 +280,7 @@ class PlainPages:
         return self.windows.index(self.config.windows[layer])
 
     def prepare(self, batch: Batch) -> None:
-        self.slots, self.positions = batch.owners.tolist(), batch.positions.tolist()
+        self.slots, self.positions = batch.owners.tolist(), batch.positions
 
     def rows(self, layer: int, slot: int, oldest: int, end: int) -> Tensor:
         positions = torch.arange(oldest, end)
@@ -281,20 +289,28 @@ class PlainPages:
 
     def attend(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None, sinks: Tensor | None = None) -> Tensor:
         keys, values = self.kept[self.config.kv_source(layer)]
-        each = list(zip(self.slots, self.positions, strict=True))
         if k is not None and v is not None:
-            for row, (slot, position) in enumerate(each):
+            for row, (slot, position) in enumerate(zip(self.slots, self.positions.tolist(), strict=True)):
                 place = self.rows(layer, slot, position, position + 1)
                 keys[place], values[place] = k[row].to(keys.dtype), v[row].to(values.dtype)
-        return torch.stack([self._row(layer, q[row], keys, values, sinks, *one) for row, one in enumerate(each)])
+        out = torch.empty_like(q)
+        for slot in dict.fromkeys(self.slots):
+            mine = torch.tensor([row for row, owner in enumerate(self.slots) if owner == slot])
+            out[mine] = self._sequence(layer, q[mine], keys, values, sinks, slot, self.positions[mine])
+        return out
 
-    def _row(
-        self, layer: int, q: Tensor, keys: Tensor, values: Tensor, sinks: Tensor | None, slot: int, position: int
+    def _sequence(
+        self, layer: int, q: Tensor, keys: Tensor, values: Tensor, sinks: Tensor | None, slot: int, positions: Tensor
     ) -> Tensor:
-        """Attend with one row's queries, [Hq, Dh]."""
-        window, sharing = self.config.windows[layer], q.shape[0] // keys.shape[1]
-        seen = self.rows(layer, slot, max(0, position + 1 - window) if window else 0, position + 1)
+        """Attend with the queries of one sequence's rows, [R, Hq, Dh]."""
+        window, sharing = self.config.windows[layer], q.shape[1] // keys.shape[1]
+        end = int(positions.max()) + 1
+        seen = self.rows(layer, slot, 0, end)
         mine, theirs = (kept[seen].to(q.dtype).repeat_interleave(sharing, 1) for kept in (keys, values))
-        scores = torch.einsum("hd,lhd->hl", q, mine) * self.config.attention_scale
-        scores = scores if sinks is None else torch.cat((scores, sinks[:, None]), 1)
-        return torch.einsum("hl,lhd->hd", scores.softmax(-1)[:, : len(seen)], theirs)
+        back = positions[:, None] - torch.arange(end)  # how far each row looks back at each position
+        hidden = (back < 0) | (back >= (window or end))
+        scores = torch.einsum("rhd,lhd->rhl", q, mine) * self.config.attention_scale
+        scores = scores.masked_fill(hidden[:, None], -torch.inf)
+        scores = scores if sinks is None else torch.cat((scores, sinks[:, None].expand(len(q), -1, 1)), 2)
+        weights = scores.softmax(-1)[..., :end]
+        return torch.einsum("rhl,lhd->rhd", weights, theirs)

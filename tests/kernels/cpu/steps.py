@@ -6,6 +6,7 @@ functions, which numba would compile for the call alone: all goes through `Decod
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -20,15 +21,20 @@ from gradus.models import SHAPES, Linear, LinearFactory, MatrixId, Model, create
 from gradus.quantization.linear import QuantizedLinear
 from gradus.quantization.parts import SideBySide
 
-FEW, MANY = 9, MOST_ROWS + 1
-"""Slots that pages are made for: of up to 8 rows, and of all that a step takes."""
+FEW, SOME, MANY = 9, 33, MOST_ROWS + 1
+"""Slots that pages are made for: of up to 8 sequences, of up to 32, and of all that a step takes."""
+
+ROOM = 256
+"""Positions that a sequence has pages for, unless a test needs more: filling them costs more than a step."""
 
 
 def made(
     shape: str, linear: LinearFactory = Linear, dtype: torch.dtype = torch.float32, std: float = 0.1, **numbers: int
 ) -> Model:
-    """A model of noise. numbers: of its configuration, where they differ from the shape's."""
-    model = create_model(replace(SHAPES[shape], **numbers), dtype=dtype, linear=linear)
+    """A model of noise, with room for the contexts of most tests. numbers: of its configuration, where they differ from
+    the shape's."""
+    config = replace(SHAPES[shape], **({"context_length": ROOM} | numbers))
+    model = create_model(config, dtype=dtype, linear=linear)
     randomize(model, seed=5, std=std)
     for name, parameter in model.named_parameters():  # what noise leaves out
         if "bias" in name:
@@ -47,6 +53,12 @@ def only(role: str, linear: LinearFactory) -> LinearFactory:
 
 def generator(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
+
+
+@lru_cache(16)  # of pages, which most tests make alike
+def noise(shape: tuple[int, ...], seed: int) -> Tensor:
+    """Nobody writes to it: the next test has the same."""
+    return torch.randn(shape, generator=generator(seed))
 
 
 def widened(model: Model) -> Model:
@@ -97,7 +109,7 @@ class Pages:
         count = groups * slots * longest
         self.storage = PagedStorage(config, count, page_size, dtype, torch.device("cpu"))
         for kept, seed in ((self.storage.keys, 1), (self.storage.values, 2)):
-            kept.copy_(torch.randn(kept.shape, generator=generator(seed)))
+            kept.copy_(noise(tuple(kept.shape), seed))
         self.attention = PagedAttention(config, self.storage, slots=slots)
         order = torch.randperm(count, generator=generator(3)) + 1
         for table, group, mine in zip(self.attention.tables, self.storage.groups, order.chunk(groups), strict=True):
@@ -123,7 +135,8 @@ class Step:
     def __init__(self, model: Model, contexts: Sequence[int], counts: Sequence[int] | None = None) -> None:
         self.contexts, self.counts = contexts, [1] * len(contexts) if counts is None else counts
         several = len(contexts)
-        self.slots = [(3 + 2 * i) % (FEW if several < FEW else MANY) for i in range(several)]
+        room = next(slots for slots in (FEW, SOME, MANY) if several < slots)
+        self.slots = [(3 + 2 * i) % room for i in range(several)]
         spans = list(zip(contexts, self.counts, strict=True))
         self.positions = torch.tensor([start + more for start, count in spans for more in range(count)])
         self.before = [number for count in self.counts for number in range(count)]

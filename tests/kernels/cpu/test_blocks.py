@@ -118,7 +118,7 @@ def test_a_sequence_that_is_not_finite_stays_alone_and_can_be_seen(bad):
     ids=["bfloat16", "int4", "int8"],
 )
 def test_kinds_of_matrices_times_many_rows(linear, tolerance, later, rows):
-    model = made("tiny-llama", linear, context_length=256)
+    model = made("tiny-llama", linear)
     step = Step(model, [0], [min(rows, MOST_ROWS)])
     found, expected = step.compiled(Pages(model).decode_model(model)), step.in_torch(widened(model), Pages(model))
     close(found[:64], expected[:64], tolerance)

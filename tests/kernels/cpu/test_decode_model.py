@@ -9,7 +9,7 @@ import torch
 from gradus.kernels.cpu.activations import MOST_ROWS
 from gradus.kernels.cpu.attention.row import LONGEST
 from gradus.kernels.cpu.vectors import TOGETHER
-from tests.kernels.cpu.steps import MANY, Pages, Step, close, generator, made, poison, same
+from tests.kernels.cpu.steps import MANY, SOME, Pages, Step, close, generator, made, poison, same
 from tests.phases.conftest import FAMILIES, MIXTURES, NEWER
 
 MIXED = [5, 31, 0, 16, 63, 1, 32, 200]  # one of them a sequence's first token
@@ -34,10 +34,10 @@ def test_every_newer_family_in_decodes_and_prompts(shape, counts):
 @pytest.mark.parametrize("rows", [9, 11, 16, 20, 32])
 @pytest.mark.parametrize("shape", ["tiny-gpt2", "tiny-llama", "tiny-gemma3"])
 def test_as_many_rows_as_a_step_takes(shape, rows):
-    model = made(shape, context_length=256)
+    model = made(shape)
     step = Step(model, (MIXED * 4)[:rows])
-    found = step.compiled(Pages(model, slots=MANY).decode_model(model))
-    close(found, step.in_torch(model, Pages(model, slots=MANY)))
+    found = step.compiled(Pages(model, slots=SOME).decode_model(model))
+    close(found, step.in_torch(model, Pages(model, slots=SOME)))
 
 
 @pytest.mark.parametrize(
@@ -48,8 +48,8 @@ def test_a_few_rows_more_than_eight_are_not_filled_up_to_sixteen(rows, eights, f
     """Eight sequences are nine rows if one verifies a draft. eights, fours: rows that are multiplied, on a processor
     that takes 8 rows at once, and on one that takes 4."""
     multiplied = eights if TOGETHER == 8 else fours
-    model = made("tiny-llama", context_length=256)
-    decode = Pages(model, slots=MANY).decode_model(model)
+    model = made("tiny-llama")
+    decode = Pages(model, slots=SOME).decode_model(model)
     poison(decode)
     Step(model, (MIXED * 4)[:rows]).compiled(decode)
     filled = [(~np.isnan(worker.rows.x[:, 0])).tolist() for worker in decode.work.workers]

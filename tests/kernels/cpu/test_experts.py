@@ -15,7 +15,7 @@ from gradus.models.layers import RMSNorm
 from gradus.quantization.gguf import GGUFLinear
 from gradus.quantization.int8 import Int8Linear
 from tests.kernels.cpu.decoder import ALL, TRAITS, PlainPages, decoder, experts
-from tests.kernels.cpu.steps import MANY, Step, close, generator, poison, same
+from tests.kernels.cpu.steps import Step, close, generator, poison, same
 
 SHARED = experts(alone=False, biased=True) | {"shared_gate": True}
 MANY_EXPERTS = experts(count=40, chosen=5, width=80)
@@ -33,7 +33,7 @@ def routed(model, wanted: int) -> None:
 @pytest.mark.parametrize("traits", [SHARED, MANY_EXPERTS], ids=["few experts", "many experts"])
 def test_every_number_of_rows(traits, counts):
     model = decoder(traits)
-    step, pages = Step(model, [17], counts), partial(PlainPages, model, slots=MANY)
+    step, pages = Step(model, [17], counts), partial(PlainPages, model)
     close(step.compiled(pages().decode_model(model)), step.in_torch(model, pages()))
 
 
@@ -44,7 +44,7 @@ def test_rows_that_all_choose_the_same_experts(wanted, counts, monkeypatch):
     monkeypatch.setattr(kernel_model, "CHUNK_BYTES", 1)
     model = decoder(SHARED)
     routed(model, wanted)
-    step, pages = Step(model, [5, 31, 0, 16][: len(counts)], counts), partial(PlainPages, model, slots=MANY)
+    step, pages = Step(model, [5, 31, 0, 16][: len(counts)], counts), partial(PlainPages, model)
     decode = pages().decode_model(model)
     poison(decode)
     close(step.compiled(decode), step.in_torch(model, pages()))
@@ -63,7 +63,7 @@ def test_any_number_of_threads(threads):
 
 def test_groups_put_those_with_the_most_rows_first():
     model = decoder(MANY_EXPERTS)
-    decode = PlainPages(model, slots=MANY).decode_model(model)
+    decode = PlainPages(model).decode_model(model)
     Step(model, [3], [90]).compiled(decode)
     room = decode.step.room
     groups = room.groups[: room.division[0]]

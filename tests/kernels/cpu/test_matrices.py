@@ -22,7 +22,7 @@ from gradus.quantization.int4 import Int4Linear
 from gradus.quantization.int8 import Int8Linear, integer_product, to_int8
 from gradus.quantization.linear import rounded_planes
 from gradus.quantization.parts import SideBySide
-from tests.kernels.cpu.steps import MANY, Pages, Step, close, dense, generator, made, only, poison, widened
+from tests.kernels.cpu.steps import SOME, Pages, Step, close, dense, generator, made, only, poison, widened
 from tests.pairwise import each_once, pairwise
 from tests.phases.conftest import FAMILIES
 
@@ -151,11 +151,11 @@ def test_a_kind_without_a_kernel_is_named():
 
 def product(linear, width, rows, hidden, scale=1.0, dtype=torch.float32):
     """Return a matrix [hidden, width], the input that a step multiplied it by, and the result."""
-    numbers = {"intermediate_size": width, "hidden_size": hidden, "context_length": 256}
+    numbers = {"intermediate_size": width, "hidden_size": hidden}
     model = model_of("tiny-gemma3", only("down", linear), dtype=dtype, **numbers)
     for layer in model.layers:
         layer.gate_up.weight.mul_(scale)
-    decode = Pages(model, slots=MANY).decode_model(model)
+    decode = Pages(model, slots=SOME).decode_model(model)
     poison(decode)
     Step(model, (CONTEXTS * 4)[:rows]).compiled(decode)
     features, added = (torch.from_numpy(array[:rows]) for array in (decode.step.features, decode.step.added))

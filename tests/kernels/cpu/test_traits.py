@@ -19,7 +19,7 @@ from gradus.quantization.gguf import GGUFLinear
 from gradus.quantization.int4 import Int4Linear
 from gradus.quantization.int8 import Int8Linear
 from tests.kernels.cpu.decoder import ALL, ROPE, TRAITS, Decoder, PlainPages, decoder
-from tests.kernels.cpu.steps import MANY, Step, close, dense, poison, same
+from tests.kernels.cpu.steps import Step, close, dense, poison, same
 
 MIXED = [5, 31, 0, 16, 63, 1, 32, 200]
 EVERY = TRAITS | {"all": ALL}
@@ -28,7 +28,7 @@ EVERY = TRAITS | {"all": ALL}
 def both(traits, step_of, *, linear=None, dtype=torch.float32, **more):
     """A step's logits, compiled and in torch. step_of: makes the step for a model."""
     model = decoder(traits, **({} if linear is None else {"linear": linear}), dtype=dtype, **more)
-    step, pages = step_of(model), partial(PlainPages, model, slots=MANY)
+    step, pages = step_of(model), partial(PlainPages, model)
     return step.compiled(pages().decode_model(model)), step.in_torch(model, pages())
 
 
@@ -50,7 +50,7 @@ def test_a_trait_changes_what_a_model_computes(trait):
     plain, changed = (decoder(traits) for traits in ({}, TRAITS[trait]))
     plain.embedding.weight.copy_(changed.embedding.weight[:, : plain.config.hidden_size])
     step = Step(plain, MIXED)
-    without, found = (step.in_torch(model, PlainPages(model, slots=MANY)) for model in (plain, changed))
+    without, found = (step.in_torch(model, PlainPages(model)) for model in (plain, changed))
     assert (without - found).abs().max() > 1e-2 * without.abs().max()
 
 
@@ -87,8 +87,8 @@ def test_matrices_of_every_kind(kind, counts, monkeypatch):
     linear, tolerance = KINDS[kind]
     model = decoder(ALL, linear)
     step = Step(model, MIXED[: len(counts)], counts)
-    found = step.compiled(PlainPages(model, slots=MANY).decode_model(model))
-    close(found, step.in_torch(exact(model), PlainPages(model, slots=MANY)), tolerance)
+    found = step.compiled(PlainPages(model).decode_model(model))
+    close(found, step.in_torch(exact(model), PlainPages(model)), tolerance)
 
 
 @pytest.mark.parametrize("format", ["q4_k", "q6_k"])
@@ -113,12 +113,10 @@ def test_layers_whose_heads_differ(first, second, dtype):
     """The wide ones before the narrow ones, and after; whole squares, and heads of 20, which attend row by row."""
     sizes = tuple(LayerSizes(*each, 160) for each in (first, second, second, first))
     model = decoder(ALL | {"kv_sources": (), "ropes": 4 * (ROPE,)}, sizes=sizes)
-    step, pages, exact = Step(model, [20, 5, 60], [12, 1, 1]), PlainPages(model, dtype=dtype), PlainPages(model)
-    for layer, kept in pages.kept.items():
-        for theirs, mine in zip(exact.kept[layer], kept, strict=True):
-            theirs.copy_(mine)
-    decode = pages.decode_model(model)
-    close(step.compiled(decode), step.in_torch(model, exact), 1e-4 if dtype == torch.float32 else 2e-2)
+    step, decode = Step(model, [20, 5, 60], [12, 1, 1]), PlainPages(model, dtype=dtype).decode_model(model)
+    expected = step.in_torch(model, PlainPages(model, dtype=dtype))
+    # the last bit of a number may decide to which of two neighbors it is rounded
+    close(step.compiled(decode), expected, 1e-4 if dtype == torch.float32 else 2e-3)
     assert (decode.step.spans["rows"][0, 0] == 12) == (second[1] != 20)
 
 

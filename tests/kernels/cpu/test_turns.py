@@ -1,70 +1,88 @@
 """Two processes that need the same kernel compile it once, and none waits for one that is gone, stopped or failed."""
 
+import multiprocessing
+import os
 import signal
-import subprocess
 import sys
 import time
+from collections.abc import Callable
+from contextlib import suppress
+from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numba
 import pytest
 from filelock import FileLock
+from numba.core import event
 from numba.core.errors import TypingError
 
 from gradus.kernels.cpu.kept import code, turn
+from gradus.kernels.cpu.kept.shown import Compiling
+from gradus.kernels.cpu.kept.watch import watched
 
 SOURCE = """
 def plus(x):
     return x + 1
 """
 
-# Compiles when a file named `go` is there, and says what it does.
-PROCESS = """
-import sys, time
-from pathlib import Path
-from numba.core import event
-from gradus.kernels.cpu.kept import turn
-from gradus.kernels.cpu.kept.code import kept
-from gradus.kernels.cpu.kept.watch import watched
+FORK = multiprocessing.get_context("fork")  # a new process would import numba for most of a second
 
-folder, turn.SILENT_S, turn.BEAT_S = Path(sys.argv[1]), float(sys.argv[2]), 0.1
 
 class Slow(event.Listener):
+    """Has a compilation wait until a file named `go` is there."""
+
+    def __init__(self, folder: Path, say: Callable[[str], None]) -> None:
+        self.folder, self.say = folder, say
+
     def on_start(self, began):
-        print("compiling", flush=True)
-        while not (folder / "go").exists():
+        self.say("compiling")
+        while not (self.folder / "go").exists():
             time.sleep(0.02)
 
     def on_end(self, ended):
         pass
 
-sys.path.insert(0, str(folder))
-kernel = kept(__import__("small").plus)
-said = lambda now: print(now.task, flush=True) if now.compiler is not None else None
-with event.install_listener("numba:compile", Slow()), watched(0.3, said, every_s=60.0):
-    result = kernel(41)
-print(result, "read" if sum(kernel.stats.cache_hits.values()) else "made", flush=True)
-"""
+
+def compile_small(folder: Path, silent_s: float, to: Connection) -> None:
+    """Compile the kernel, slowly, and say what happens."""
+    turn.SILENT_S, turn.BEAT_S = silent_s, 0.1
+    sys.path.insert(0, str(folder))  # code that was kept imports its module
+    kernel = code.kept(import_module("small").plus)
+
+    def said(now: Compiling) -> None:
+        if now.compiler is not None:
+            to.send(now.task)
+
+    with event.install_listener("numba:compile", Slow(folder, to.send)), watched(0.3, said, every_s=60.0):
+        result = kernel(41)
+    to.send(f"{result} {'read' if sum(kernel.stats.cache_hits.values()) else 'made'}")
 
 
 class Started:
     """A process that needs the kernel. It ends with the test."""
 
     def __init__(self, folder: Path, silent_s: float) -> None:
-        command = [sys.executable, "-c", PROCESS, str(folder), str(silent_s)]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        self.said, to = FORK.Pipe(duplex=False)
+        self.process = FORK.Process(target=compile_small, args=(folder, silent_s, to))
+        self.process.start()
+        to.close()
 
     def line(self) -> str:
-        return self.process.stdout.readline().strip()
+        return self.said.recv()
 
     def rest(self) -> list[str]:
-        return self.process.communicate(timeout=60)[0].split("\n")[:-1]
+        lines = []
+        with suppress(EOFError):
+            while True:
+                lines.append(self.line())
+        return lines
 
 
 @pytest.fixture
 def start(tmp_path, monkeypatch):
-    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "kept"))
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path / "kept"))
     (tmp_path / "small.py").write_text(SOURCE)
     started: list[Started] = []
 
@@ -75,8 +93,8 @@ def start(tmp_path, monkeypatch):
     yield begin
     for one in started:
         one.process.kill()
-        one.process.wait()
-        one.process.stdout.close()
+        one.process.join()
+        one.said.close()
 
 
 def waiting(for_whom: Started) -> str:
@@ -107,7 +125,7 @@ def test_a_lock_that_a_dead_process_left_holds_up_nobody(start, tmp_path):
     first = start()
     assert first.line() == "compiling"
     first.process.kill()
-    first.process.wait()
+    first.process.join()
     assert list(tmp_path.rglob("*.lock")) and list(tmp_path.rglob("*.pid"))
     (tmp_path / "go").touch()
     assert start().rest() == ["compiling", "42 made"]
@@ -116,7 +134,7 @@ def test_a_lock_that_a_dead_process_left_holds_up_nobody(start, tmp_path):
 def test_a_process_that_is_stopped_is_waited_for_no_longer(start, tmp_path):
     first = start()
     assert first.line() == "compiling"
-    first.process.send_signal(signal.SIGSTOP)
+    os.kill(first.process.pid, signal.SIGSTOP)
     second = start(silent_s=2.0)
     began = time.monotonic()
     assert second.line() == waiting(first)

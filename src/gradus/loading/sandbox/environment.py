@@ -35,14 +35,14 @@ MOST_STRFTIME = 256  # Python's limit of a date's size, in the pattern's
 class Program:
     """A template that has been compiled. variables: the names that it takes from outside, such as "tools".
 
-    Raises jinja2.TemplateError, SyntaxError and others if `source` is no template, and CheckpointError, naming `where`,
-    if it is one that is not supported.
+    Raises jinja2.TemplateError, SyntaxError and others if `source` is no template, and CheckpointError if it is one
+    that is not supported.
     """
 
-    def __init__(self, source: str, where: str) -> None:
+    def __init__(self, source: str) -> None:
         self._environment = _Sandbox(trim_blocks=True, lstrip_blocks=True)
         tree = self._environment.parse(source)
-        self.variables = frozenset(jinja2.meta.find_undeclared_variables(metered(tree, where)))
+        self.variables = frozenset(jinja2.meta.find_undeclared_variables(metered(tree)))
         code = self._environment.compile(tree)
         self._template = jinja2.Template.from_code(self._environment, code, self._environment.make_globals(None))
 

@@ -26,14 +26,14 @@ FORBIDDEN = (
 )
 
 
-def metered(tree: nodes.Template, where: str) -> nodes.Template:
+def metered(tree: nodes.Template) -> nodes.Template:
     """Add the payments to a tree, in place. Raises CheckpointError for statements that are not supported."""
     if (found := next(tree.find_all(FORBIDDEN), None)) is not None:
-        raise CheckpointError(f"{where}: {type(found).__name__.lower()} statements are not supported")
+        raise CheckpointError(f"{type(found).__name__.lower()} statements are not supported")
     meter = _Meter()
     tree.body = meter.block(tree.body, least=0)
     if meter.total > MOST_NODES:
-        raise CheckpointError(f"{where}: {meter.total} nodes of syntax, at most {MOST_NODES} are allowed")
+        raise CheckpointError(f"{meter.total} nodes of syntax, at most {MOST_NODES} are allowed")
     return tree
 
 
