@@ -85,7 +85,7 @@ class Tokenizer:
         backend = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[], cache_capacity=UNCUT))
         backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         backend.decoder = decoders.ByteLevel()
-        return cls(backend, chat_template=_plain_template())
+        return cls(backend, chat_template=ChatTemplate(PLAIN_TEMPLATE))
 
     # -- text to tokens ------------------------------------------------------------------------------------------------
 
@@ -368,11 +368,6 @@ def _decoder_steps(backend: tokenizers.Tokenizer) -> list[dict[str, Any]]:
         return []
     described = json.loads(backend.decoder.__getstate__())
     return described["decoders"] if described["type"] == "Sequence" else [described]
-
-
-@functools.cache
-def _plain_template() -> ChatTemplate:
-    return ChatTemplate(PLAIN_TEMPLATE)
 
 
 def _byte_alphabet() -> list[str]:
