@@ -119,6 +119,11 @@ def real_running(model, **settings):
         yield server
 
 
+def plain_client(url, timeout=60, **settings):
+    """A client of plain HTTP. It need not read the certificates of all authorities, which takes longer than a test."""
+    return httpx.Client(base_url=url, timeout=timeout, trust_env=False, verify=False, **settings)
+
+
 @contextlib.contextmanager
 def answering(config, served, headers=None):
     """A server of one client, or of several models."""
@@ -129,7 +134,7 @@ def answering(config, served, headers=None):
     thread.start()
     url = f"http://127.0.0.1:{port}"
     try:
-        with httpx.Client(base_url=url, timeout=60, trust_env=False, headers=headers) as http:
+        with plain_client(url, headers=headers) as http:
             assert eventually(lambda: server.started)
             assert eventually(lambda: client.state != "loading", 60)
             yield Running(url, port, None, client, server, http)
