@@ -455,13 +455,15 @@ def test_two_models_may_be_loaded_at_once():
         assert eventually(lambda: len(processes()) == before + 1)
 
 
-def test_real_models_take_turns_and_answer_as_they_do_alone():
+def test_real_models_take_turns_and_answer_the_same_afterwards_and_grammars_hold():
     config = ServerConfig(models=("a=random:tiny-llama", "b=random:tiny-qwen3"), device="cpu", dtype="float32", port=0)
     with answering(config, Models.of(config)) as server:
 
-        def text(name):
-            body = {"model": name, "prompt": [5, 6, 7], "max_tokens": 8, "temperature": 0}
-            return server.http.post("/v1/completions", json=body).json()["choices"][0]["text"]
+        def texts(name):
+            kinds = ({"structured_outputs": {"choice": ["yes", "no"]}}, {"temperature": 0}, {"seed": 7})
+            bodies = ({"model": name, "prompt": [5, 6, 7], "max_tokens": 8, **kind} for kind in kinds)
+            return [server.http.post("/v1/completions", json=body).json()["choices"][0]["text"] for body in bodies]
 
-        mine, other, again = (text(name) for name in "aba")  # each starts an engine
-        assert mine != other and again == mine
+        mine, other, again = (texts(name) for name in "aba")  # each starts an engine
+        assert mine[0] in ("yes", "no") and again[0] in ("yes", "no")
+        assert mine[1:] != other[1:] and again[1:] == mine[1:]

@@ -312,6 +312,7 @@ def test_a_sleeping_server_counts_tokens_and_checks_requests_without_waking(slee
     assert sleeper.http.get("/health").json()["status"] == "asleep"
 
 
+@pytest.mark.stress  # the models of test_pool.py that take turns end and start by the same way
 def test_a_real_engine_answers_the_same_after_its_sleep_and_grammars_hold():
     with real_running("random:tiny-llama", device="cpu", dtype="float32", sleep_after=0.4) as server:
         constrained = {"prompt": "abc", "max_tokens": 40, "structured": {"choice": ["yes", "no"]}}
