@@ -1,16 +1,18 @@
-"""Processes that run pytest and need not import torch: forked from one that has, once for all of a session's.
+"""Processes that need not import torch, or the server: forked from one that has, once for all of a session's.
 
-Importing torch and an engine takes three seconds, and there are a hundred of them.
+Importing torch and an engine takes three seconds, and the server one; there are a hundred and fifty of them.
 """
 
 import gc
 import multiprocessing
+import multiprocessing.reduction
 import os
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -40,11 +42,31 @@ def run_pytest(arguments: Sequence[str], cwd: Path, env: Mapping[str, str], outp
     with open(output, "w") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
-    os.chdir(cwd)
-    os.environ.clear()  # what the server was started with must not decide here
-    os.environ.update(env)
+    begin_anew(cwd, env)
     assert "triton" not in sys.modules, "Triton decides at its import whether it interprets, so it is not preloaded"
     sys.dont_write_bytecode = False  # the next process runs the same tests
     sys.path.insert(0, str(cwd))
-    gc.freeze()  # what was preloaded is no garbage: pytest collects several times before it ends
     sys.exit(pytest.main(list(arguments)))
+
+
+def begin_anew(cwd: Path, env: Mapping[str, str]) -> None:
+    """Let nothing that the server was started with decide in this forked process."""
+    os.chdir(cwd)
+    os.environ.clear()
+    os.environ.update(env)
+    tempfile.tempdir = None
+    gc.freeze()  # what was preloaded is no garbage: pytest collects several times before it ends
+
+
+class Descriptor:
+    """A file's descriptor as an argument of a process: what the process gets is the number of its own copy."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def __reduce__(self) -> tuple:
+        return _received, (multiprocessing.reduction.DupFd(self._number),)
+
+
+def _received(sent: Any) -> int:
+    return sent.detach()

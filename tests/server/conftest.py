@@ -7,7 +7,6 @@ import os
 import signal
 import socket
 import struct
-import subprocess
 import sys
 import threading
 import time
@@ -19,14 +18,18 @@ import httpx
 import psutil
 import pytest
 
+from gradus.errors import GradusError
 from gradus.server.client import EngineClient
 from gradus.server.config import ServerConfig
 from gradus.server.engine.child import EngineProcess
 from gradus.server.engine.thread import EngineThread
-from gradus.server.serve import Server, bind
+from gradus.server.serve import Server, bind, serve
+from tests.forked import SERVER, Descriptor, begin_anew
 from tests.server.scripted import ScriptedCore, register, registered, written
 
 ROOT = Path(__file__).parents[2]
+PLAIN = {"trust_env": False, "verify": False}
+"""Settings of httpx for plain HTTP: to read the certificates of all authorities takes longer than most tests."""
 
 
 @dataclass
@@ -129,7 +132,7 @@ def answering(config, served, headers=None):
     thread.start()
     url = f"http://127.0.0.1:{port}"
     try:
-        with httpx.Client(base_url=url, timeout=60, trust_env=False, headers=headers) as http:
+        with httpx.Client(base_url=url, timeout=60, headers=headers, **PLAIN) as http:
             assert eventually(lambda: server.started)
             assert eventually(lambda: client.state != "loading", 60)
             yield Running(url, port, None, client, server, http)
@@ -193,40 +196,37 @@ def read_answer(connection, seconds=20):
 
 class Process:
     """`serve` in a process of its own, and its engine in another. engine: an expression that makes it, evaluated by the
-    loader there. phase: one that runs the engine on a thread. stderr: a file for its log, instead of a pipe."""
+    loader there. phase: one that runs the engine on a thread. stderr: a file for its log, instead of a pipe.
 
-    def __init__(self, engine="ScriptedCore()", stderr=subprocess.PIPE, **settings):
-        source = (
-            "import sys\n"
-            "from gradus.errors import GradusError\n"
-            "from gradus.server.config import ServerConfig\n"
-            "from gradus.server.serve import serve\n"
-            "try:\n"
-            f"    config = ServerConfig(model={written(engine)!r}, **{settings!r})\n"
-            "    sys.exit(serve(config, loader='tests.server.scripted'))\n"
-            "except GradusError as error:\n"
-            "    print(f'gradus: {error}', file=sys.stderr)\n"
-            "    sys.exit(2)\n"
-        )
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", source],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=stderr,
-            text=True,
-            env=os.environ | {"PYTHONUNBUFFERED": "1"},
-            start_new_session=True,
-        )
+    The process is forked from one that has imported the server, which takes most of a start.
+    """
+
+    def __init__(self, engine="ScriptedCore()", stderr=None, **settings):
+        said, stdout = os.pipe()
+        logged, errors = os.pipe()
+        self.stdout, self._errors = os.fdopen(said), []
+        self._reader = threading.Thread(target=self._read, args=(logged,))
+        self._reader.start()
+        descriptors = Descriptor(stdout), Descriptor(stderr.fileno() if stderr else errors)
+        model = written(engine)
+        self.process = SERVER.Process(target=serve_here, args=(*descriptors, dict(os.environ), model, settings))
+        self.process.start()
+        os.close(stdout)
+        os.close(errors)
+
+    def _read(self, logged):
+        with os.fdopen(logged, errors="replace") as lines:
+            self._errors += lines
 
     def ready(self):
         """Wait for the ready line; the server's address."""
-        line = self.process.stdout.readline()
-        assert line, self.process.stderr.read()
+        line = self.stdout.readline()
+        assert line, self.end()
         self.ready_line = line
         return line.split(" at ")[1].split()[0]
 
     def signal(self, number=signal.SIGTERM):
-        self.process.send_signal(number)
+        os.kill(self.process.pid, number)
 
     def signal_all(self, number):
         """As a terminal or a supervisor does: the engine's process gets it too."""
@@ -237,13 +237,32 @@ class Process:
         return child.pid
 
     def end(self, seconds=20):
-        """(exit code, stderr)."""
-        _, errors = self.process.communicate(timeout=seconds)
-        return self.process.returncode, errors
+        """(exit code, what it wrote to stderr, if that is no file)."""
+        self.process.join(seconds)
+        assert self.process.exitcode is not None, "the server has not ended"
+        self._reader.join(seconds)
+        return self.process.exitcode, "".join(self._errors)
 
     def __enter__(self):
         return self
 
     def __exit__(self, *_):
         self.process.kill()
-        self.process.communicate()
+        self.process.join()
+        self._reader.join()
+        self.stdout.close()
+
+
+def serve_here(stdout, stderr, env, model, settings):
+    """Be `gradus serve`, in a forked process."""
+    os.setsid()
+    for descriptor, number in ((stdout, 1), (stderr, 2)):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    sys.stdout.reconfigure(line_buffering=True)
+    begin_anew(ROOT, env)
+    try:
+        sys.exit(serve(ServerConfig(model=model, **settings), loader="tests.server.scripted"))
+    except GradusError as error:
+        print(f"gradus: {error}", file=sys.stderr)
+        sys.exit(2)

@@ -66,6 +66,11 @@ class Answering(SayingCore):
 
     def __init__(self, **options):
         super().__init__(self._first, **options)
+        self._named_by = {}  # request id → the answer of that name, or the answers of its samples
+
+    def submit(self, request):
+        super().submit(request)
+        self._named_by[request.id] = self._named(self.prompts[-1])
 
     def _named(self, prompt):
         names = re.findall(r"answer:(\w+)", prompt)
@@ -77,7 +82,7 @@ class Answering(SayingCore):
 
     def _advance(self, sample):
         request = sample.request
-        answer = self._named(self.tokenizer.decode(request.prompt, skip_special=False))
+        answer = self._named_by[request.id]
         if isinstance(answer, list):
             said = self.tokenizer.encode(answer[sample.index % len(answer)], special_tokens=False)
             self._answers[request.id] = [*said, self.limits.eos_token_ids[0]]

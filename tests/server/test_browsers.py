@@ -10,7 +10,7 @@ from gradus.errors import ConfigError
 from gradus.server.config import ServerConfig
 from gradus.server.http.keys import VARIABLE
 from gradus.server.http.tls import tls_options
-from tests.server.conftest import Process, running
+from tests.server.conftest import PLAIN, Process, running
 
 HERE = Path(__file__).parent
 CERT, KEY = str(HERE / "localhost.cert.pem"), str(HERE / "localhost.key.pem")  # valid until 2126, for these tests alone
@@ -89,7 +89,7 @@ def test_with_a_certificate_it_speaks_https_and_nothing_else():
             plain = url.replace("https", "http")
             assert client.post("/generate", json=body, headers={"origin": plain}).status_code == 403
         with pytest.raises(httpx.TransportError):
-            httpx.get(url.replace("https", "http") + "/health", trust_env=False)
+            httpx.get(url.replace("https", "http") + "/health", **PLAIN)
         server.signal()
         assert server.end()[0] == 0
 

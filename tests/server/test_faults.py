@@ -9,7 +9,7 @@ import pytest
 
 from gradus.errors import CapacityError, ConfigError
 from gradus.server.engine.thread import EngineThread
-from tests.server.conftest import events, eventually, read_answer
+from tests.server.conftest import PLAIN, events, eventually, read_answer
 from tests.server.scripted import ScriptedCore, register
 
 SLOW = partial(ScriptedCore, step_s=0.01)
@@ -200,7 +200,7 @@ def test_while_the_model_loads_http_answers(serving):
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
     thread.start()
     assert eventually(lambda: server.started)  # until it listens, connections are refused
-    with httpx.Client(base_url=f"http://127.0.0.1:{listening.getsockname()[1]}", trust_env=False) as http:
+    with httpx.Client(base_url=f"http://127.0.0.1:{listening.getsockname()[1]}", **PLAIN) as http:
         health = http.get("/health")
         assert health.status_code == 503 and health.json()["status"] == "loading"
         assert http.get("/health/live").status_code == 200

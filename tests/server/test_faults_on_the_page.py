@@ -21,7 +21,7 @@ import pytest
 
 from gradus.server.config import ServerConfig
 from tests.ports import free_port
-from tests.server.conftest import Process, eventually
+from tests.server.conftest import PLAIN, Process, eventually
 from tests.server.scripted import KILL, RAISE
 from tests.server.test_operations_page import section
 
@@ -109,7 +109,7 @@ class Client:
         self.url = url
         self.port = int(url.rsplit(":")[-1])
         alone = httpx.Limits(max_keepalive_connections=0)  # a connection for each request
-        self._http = httpx.Client(base_url=url, timeout=60, trust_env=False, limits=alone)
+        self._http = httpx.Client(base_url=url, timeout=60, limits=alone, **PLAIN)
 
     def get(self, path="/health"):
         return Answer.of(self._http.get(path))
@@ -117,7 +117,7 @@ class Client:
     @contextlib.contextmanager
     def kept(self):
         """Ask /health on one connection, again and again: no further descriptor is needed."""
-        with httpx.Client(base_url=self.url, timeout=30, trust_env=False) as http:
+        with httpx.Client(base_url=self.url, timeout=30, **PLAIN) as http:
             yield lambda: Answer.of(http.get("/health"))
 
     def stats(self):
@@ -162,13 +162,13 @@ def serving(engine="DeadlyCore(step_s=0.01)", **settings):
 
 
 @contextlib.contextmanager
-def real(*options, stderr=subprocess.PIPE):
+def real(*options):
     """`gradus serve` with the final engine."""
     command = [sys.executable, "-m", "gradus", "serve", "--model", "random:tiny-llama", "--dtype", "float32"]
     child = subprocess.Popen(
         [*command, "--device", "cpu", "--port", "0", *options],
         stdout=subprocess.PIPE,
-        stderr=stderr,
+        stderr=subprocess.PIPE,
         text=True,
     )
     with child:

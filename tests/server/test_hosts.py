@@ -10,7 +10,7 @@ from gradus.errors import ConfigError
 from gradus.server.addresses import host_alone
 from gradus.server.config import ServerConfig
 from gradus.server.http.hosts import OwnHosts
-from tests.server.conftest import read_answer, running
+from tests.server.conftest import PLAIN, read_answer, running
 
 
 def refusal(*headers, bound="127.0.0.1", allowed=(), local="127.0.0.1"):
@@ -313,4 +313,4 @@ def test_odd_requests(server, text, wanted):
 def test_bound_to_every_address_a_probe_by_address_is_served(caplog):
     with caplog.at_level(logging.CRITICAL), running(host="0.0.0.0", no_auth=True) as server:
         for host, wanted in (("192.168.1.5:8000", 200), (f"localhost:{server.port}", 200), ("evil.com", 403)):
-            assert httpx.get(f"{server.url}/health", headers={"Host": host}, trust_env=False).status_code == wanted
+            assert httpx.get(f"{server.url}/health", headers={"Host": host}, **PLAIN).status_code == wanted

@@ -14,7 +14,7 @@ import pytest
 from gradus.engine.metrics import Metrics
 from gradus.server.notify import Manager, watchdog_s
 from tests.ports import free_port
-from tests.server.conftest import ROOT, Process, eventually
+from tests.server.conftest import PLAIN, ROOT, Process, eventually
 from tests.server.scripted import KILL
 
 
@@ -65,6 +65,7 @@ def test_a_server_reports_that_it_is_ready_alive_and_stopping(listener, monkeypa
     assert sum(message.split("\n").count("READY=1") for message in listener.messages) == 1
 
 
+@pytest.mark.stress  # it starts the same server as the processes here
 @pytest.mark.parametrize("listener", ["path"], indirect=True)
 def test_the_command_itself_reports_a_real_model(listener):
     port = free_port()
@@ -75,7 +76,7 @@ def test_the_command_itself_reports_a_real_model(listener):
             assert process.poll() is None, process.stderr.read()
             body = {"prompt": "a", "max_tokens": 3}
             url = f"http://127.0.0.1:{port}/generate"
-            assert httpx.post(url, json=body, timeout=60, trust_env=False).status_code == 200
+            assert httpx.post(url, json=body, timeout=60, **PLAIN).status_code == 200
             process.terminate()
             assert process.wait(30) == 0
         finally:
@@ -88,8 +89,8 @@ def test_the_status_names_an_engine_that_was_lost(listener):
     with Process("DeadlyCore()", port=0) as server:
         url = server.ready()
         for _ in range(2):  # after the second time, two seconds pass before the next start: twice a look's interval
-            assert eventually(lambda: httpx.get(f"{url}/health", trust_env=False).status_code == 200, 20)
-            httpx.post(f"{url}/generate", json={"prompt": [KILL], "max_tokens": 3}, timeout=20, trust_env=False)
+            assert eventually(lambda: httpx.get(f"{url}/health", **PLAIN).status_code == 200, 20)
+            httpx.post(f"{url}/generate", json={"prompt": [KILL], "max_tokens": 3}, timeout=20, **PLAIN)
         assert eventually(lambda: any("another engine is started" in text for text in listener.statuses()))
         assert eventually(lambda: listener.statuses()[-1].startswith("serving"), 30)
 

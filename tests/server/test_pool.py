@@ -21,7 +21,8 @@ from gradus.server.engine.messages import Failure, Loaded, LoadFailed
 from gradus.server.engine.pool import Pool
 from gradus.server.models.registry import Models
 from gradus.server.serve import Server, bind
-from tests.server.conftest import answering, eventually, processes
+from tests.pairwise import first
+from tests.server.conftest import PLAIN, answering, eventually, processes
 from tests.server.scripted import ScriptedCore, register, written
 from tests.server.test_restarts import FAULT, PlayedLink, ask, until
 from tests.server.test_sleep import submits
@@ -398,24 +399,25 @@ def test_each_model_has_its_own_metrics(three):
     assert len(handlers) == len({tuple(sorted(one.items())) for one in handlers})
 
 
-def test_a_hundred_requests_at_random_are_all_answered_and_nothing_is_left(three):
+@pytest.mark.parametrize("count", first([3, 10]))
+def test_requests_of_ten_clients_at_random_are_all_answered_and_nothing_is_left(three, count):
     chosen, answers = random.Random(7), []
 
     def client(names):
-        with httpx.Client(base_url=three.url, timeout=120, trust_env=False) as http:
+        with httpx.Client(base_url=three.url, timeout=120, **PLAIN) as http:
             for name, tokens in names:
                 body = {"model": name, "prompt": "a", "max_tokens": tokens}
                 answer = http.post("/v1/completions", json=body)
                 text = "".join(f"{number}{name.replace('a', '')} " for number in range(tokens))
                 answers.append(answer.status_code == 200 and answer.json()["choices"][0]["text"] == text)
 
-    lists = [[(chosen.choice("abc"), chosen.choice((1, 5, 200))) for _ in range(10)] for _ in range(10)]
+    lists = [[(chosen.choice("abc"), chosen.choice((1, 5, 200))) for _ in range(count)] for _ in range(10)]
     clients = [threading.Thread(target=client, args=(each,)) for each in lists]
     for each in clients:
         each.start()
     for each in clients:
         each.join()
-    assert len(answers) == 100 and all(answers)
+    assert len(answers) == 10 * count and all(answers)
     models = three.server.models
     assert eventually(lambda: not any(one._streams or one._handles or one.waiting for one in models))
     assert not any(one.supervisor.held for one in models) and not models.first.pool._wanting
@@ -453,13 +455,15 @@ def test_two_models_may_be_loaded_at_once():
         assert eventually(lambda: len(processes()) == before + 1)
 
 
-def test_real_models_take_turns_and_answer_as_they_do_alone():
+def test_real_models_take_turns_and_answer_the_same_afterwards_and_grammars_hold():
     config = ServerConfig(models=("a=random:tiny-llama", "b=random:tiny-qwen3"), device="cpu", dtype="float32", port=0)
     with answering(config, Models.of(config)) as server:
 
-        def ids(name):
-            body = {"model": name, "prompt": [5, 6, 7], "max_tokens": 8, "temperature": 0, "return_token_ids": True}
-            return server.http.post("/v1/completions", json=body).json()["choices"][0]["text"]
+        def texts(name):
+            kinds = ({"structured_outputs": {"choice": ["yes", "no"]}}, {"temperature": 0}, {"seed": 7})
+            bodies = ({"model": name, "prompt": [5, 6, 7], "max_tokens": 8, **kind} for kind in kinds)
+            return [server.http.post("/v1/completions", json=body).json()["choices"][0]["text"] for body in bodies]
 
-        first = [ids(name) for name in "ab"]
-        assert first[0] != first[1] and [ids(name) for name in "ab"] == first
+        mine, other, again = (texts(name) for name in "aba")  # each starts an engine
+        assert mine[0] in ("yes", "no") and again[0] in ("yes", "no")
+        assert mine[1:] != other[1:] and again[1:] == mine[1:]

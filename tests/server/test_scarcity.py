@@ -17,8 +17,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.pairwise import first
 from tests.server.conftest import ROOT, Process, eventually
-from tests.server.test_faults_on_the_page import Client, real, serving, small_disk
+from tests.server.test_faults_on_the_page import Client, serving, small_disk
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits another process's resources")
 DESCRIPTORS = 64
@@ -38,8 +39,9 @@ def test_without_descriptors_requests_under_way_end_and_new_ones_are_served_afte
         assert result().status == 200
         for each in many:
             each.close()
-        assert client.post(prompt="a", max_tokens=3).status == 200
+        # until then, what comes is closed at once
         assert eventually(lambda: psutil.Process(server.process.pid).num_fds() < DESCRIPTORS // 2)
+        assert client.post(prompt="a", max_tokens=3).status == 200
         server.signal()
         code, errors = server.end()
         assert code == 0 and "Traceback" not in errors
@@ -107,16 +109,17 @@ def test_a_full_disk_under_its_log_stops_nothing_and_lines_come_again(tmp_path, 
             assert "Traceback" not in path.read_text(errors="replace")
 
 
-def test_the_final_engine_serves_though_its_log_is_on_a_full_disk():
-    with open("/dev/full", "w") as full, real("--log-requests", stderr=full) as (child, client):
+@pytest.mark.parametrize("engine", first(["DeadlyCore()", "disturbed_llm(0, id)"]))
+def test_it_serves_and_replaces_its_engine_though_its_log_has_been_full_from_the_start(engine):
+    with open("/dev/full", "w") as full, Process(engine, stderr=full, port=0, log_requests=True) as server:
+        client = Client(server.ready())
         assert client.post(prompt="a", max_tokens=3).status == 200
-        engine = next(each for each in psutil.Process(child.pid).children() if "process" in " ".join(each.cmdline()))
-        engine.kill()
+        os.kill(server.engine_pid(), signal.SIGKILL)
         assert eventually(lambda: client.stats()["restarts"] == 1)
         assert eventually(lambda: client.get().status == 200, 60)
         assert client.post(prompt="a", max_tokens=3).status == 200
-        child.send_signal(signal.SIGTERM)
-        assert child.wait(timeout=20) == 0
+        server.signal()
+        assert server.end()[0] == 0
 
 
 # -- the clock ---------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from gradus.server.config import ServerConfig
 from gradus.server.serve import leaves_on_failure
 from tests.pairwise import first
 from tests.ports import free_port
-from tests.server.conftest import Process, events, eventually
+from tests.server.conftest import PLAIN, Process, events, eventually
 
 SOON = 10  # seconds: enough for a process to end on a busy machine, and far from a drain_timeout that is waited for
 STREAM = {"prompt": "a", "max_tokens": 100, "stream": True}
@@ -24,7 +24,7 @@ def stream_in_background(url, body=STREAM):
     begun, box = threading.Event(), []
 
     def run():
-        with httpx.stream("POST", f"{url}/generate", json=body, timeout=60, trust_env=False) as answer:
+        with httpx.stream("POST", f"{url}/generate", json=body, timeout=60, **PLAIN) as answer:
             lines = []
             for line in answer.iter_lines():
                 lines.append(line)
@@ -47,12 +47,12 @@ def stream_in_background(url, body=STREAM):
 
 
 def get(url, path="/health"):
-    return httpx.get(url + path, timeout=5, trust_env=False)
+    return httpx.get(url + path, timeout=5, **PLAIN)
 
 
 @pytest.mark.parametrize("number", first([signal.SIGTERM, signal.SIGINT]))
 def test_what_runs_is_finished_before_leaving(number):
-    with Process("ScriptedCore(step_s=0.01)", port=0, drain_timeout=20) as server:
+    with Process("ScriptedCore(step_s=0.03)", port=0, drain_timeout=20) as server:
         url = server.ready()
         begun, result = stream_in_background(url)
         assert begun.wait(10)
@@ -60,7 +60,7 @@ def test_what_runs_is_finished_before_leaving(number):
         assert eventually(lambda: get(url).status_code == 503)
         assert get(url).json()["status"] == "draining"
         assert get(url, "/health/live").status_code == 200
-        refused = httpx.post(f"{url}/generate", json={"prompt": "a"}, trust_env=False)
+        refused = httpx.post(f"{url}/generate", json={"prompt": "a"}, **PLAIN)
         assert refused.status_code == 503 and 1 <= int(refused.headers["retry-after"]) <= 20
         frames, done = result()
         ended = time.monotonic()
@@ -80,7 +80,7 @@ def test_while_draining_retry_after_is_what_the_running_requests_still_need():
         assert eventually(lambda: get(url, "/stats").json()["generated_tokens"] > 10)
         server.signal(signal.SIGTERM)
         assert eventually(lambda: get(url).status_code == 503)
-        refused = httpx.post(f"{url}/generate", json={"prompt": "a"}, trust_env=False)
+        refused = httpx.post(f"{url}/generate", json={"prompt": "a"}, **PLAIN)
         assert refused.status_code == 503 and 1 <= int(refused.headers["retry-after"]) < 60  # and not 300
         result()
         assert server.end()[0] == 0
@@ -187,7 +187,7 @@ def test_by_default_it_is_on_loopback_says_how_to_try_it_and_leaves_at_once_when
         assert command.startswith(f"curl -s {url}/generate -H 'Content-Type: application/json' -d '")
         body = command.split("-d '")[1].rstrip("'\n")
         headers = {"content-type": "application/json"}
-        assert httpx.post(f"{url}/generate", content=body, headers=headers, trust_env=False).status_code == 200
+        assert httpx.post(f"{url}/generate", content=body, headers=headers, **PLAIN).status_code == 200
         start = time.monotonic()
         server.signal()
         code, errors = server.end()
@@ -241,7 +241,7 @@ def test_a_defect_in_loading_keeps_its_traceback():
 
 def test_a_server_whose_engine_has_failed_for_good_leaves_if_it_is_started_again_then():
     with Process("ScriptedCore(faults={1: RuntimeError('x')})", port=0, phase="p01", on_failure="exit") as server:
-        answer = httpx.post(f"{server.ready()}/generate", json={"prompt": "a"}, trust_env=False)
+        answer = httpx.post(f"{server.ready()}/generate", json={"prompt": "a"}, **PLAIN)
         assert answer.status_code == 503 and answer.json()["error"]["type"] == "failed"
         code, errors = server.end(SOON)
         assert code == 1 and "leaving with status 1" in errors

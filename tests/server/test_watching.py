@@ -21,7 +21,7 @@ from gradus.server.http.watch import stream
 from gradus.server.xray import watchers as watching
 from gradus.server.xray.trace import trace
 from gradus.server.xray.watchers import Owner, Watchers, encode
-from tests.server.conftest import eventually, running
+from tests.server.conftest import PLAIN, eventually, running
 from tests.server.scripted import KILL
 from tests.server.test_final import final
 
@@ -39,7 +39,7 @@ class Reader:
     def _read(self):
         # a client of its own: httpx closes a stream's connection when the block ends
         with (
-            httpx.Client(base_url=self._server.url, timeout=20, trust_env=False) as http,
+            httpx.Client(base_url=self._server.url, timeout=20, **PLAIN) as http,
             http.stream("GET", "/xray", headers=self._headers) as answer,
         ):
             self.status = answer.status_code

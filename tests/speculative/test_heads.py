@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ from gradus.models import create_model, randomize
 from gradus.models.precision import resolve_precision
 from gradus.models.shapes import SHAPES
 from gradus.speculative.heads_folder import check_weights, read_config
-from tests.pairwise import pairwise
+from tests.pairwise import each_once
 from tests.phases.conftest import FAMILIES, MIXED, build_engine, limits_of, tiny_model
 from tests.phases.drive import nothing_is_left, run, run_schedule
 from tests.phases.test_paged_schedules import SHAPE, ask, pools, requests
@@ -29,6 +30,7 @@ from tests.speculative.heads import DRAFTS, Reference, heads_of
 from tests.speculative.test_tokens import compare
 
 KINDS = ("medusa", "eagle")
+EACH_WAY = [*product(KINDS, [True, False])]  # and whether with kernels
 
 
 def drafting(speculate: str, shape: str = SHAPE, drafts: int = DRAFTS, **options) -> Engine:
@@ -80,7 +82,7 @@ def test_heads_multiply_few_rows_in_a_cpu_s_kernels_and_more_in_torch(kind, tmp_
     assert multiplied == [(number, rows) for number in range(5) for rows in (2, MOST_ROWS)]
 
 
-@pytest.mark.parametrize(("shape", "kind", "kernels"), pairwise([*FAMILIES, *MIXED], KINDS, [True, False]))
+@pytest.mark.parametrize(("shape", "kind", "kernels"), each_once([*FAMILIES, *MIXED], EACH_WAY))
 def test_heads_change_no_token(shape, kind, kernels, tmp_path):
     asked = asked_of(shape)
     engine = drafting(
@@ -92,9 +94,7 @@ def test_heads_change_no_token(shape, kind, kernels, tmp_path):
     nothing_is_left(engine)
 
 
-@pytest.mark.parametrize("kernels", [True, False])
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("shape", ["tiny-llama", "tiny-gpt2", "tiny-gemma3"])
+@pytest.mark.parametrize(("shape", "kind", "kernels"), each_once(["tiny-llama", "tiny-gpt2", "tiny-gemma3"], EACH_WAY))
 def test_drafts_are_what_the_heads_say_of_the_whole_text(shape, kind, kernels, tmp_path):
     """After preemptions, prefix hits, chunks, and drafts that were wrong: the state is that of the last row that stood.
 

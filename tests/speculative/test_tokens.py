@@ -1,5 +1,7 @@
 """Speculation changes no token: greedy and sampled, whatever is drafted, in random schedules with tiny pools."""
 
+from itertools import product
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -13,7 +15,7 @@ from gradus.execution.drafting import draft_model
 from gradus.models import Model
 from gradus.models.shapes import SHAPES
 from gradus.speculative.drafter import NO_DRAFT, Drafter
-from tests.pairwise import pairwise
+from tests.pairwise import each_once
 from tests.phases import drive
 from tests.phases.conftest import EVERY_FAMILY, FAMILIES, MIXED, build_engine, limits_of, rounded_otherwise, tiny_model
 from tests.phases.drive import Answers, Ending, nothing_is_left, record, run, run_schedule, served
@@ -72,8 +74,8 @@ def compare(shape: str, asked: dict[str, Request], done: Answers, expected: Answ
 
 
 @pytest.mark.parametrize(
-    ("shape", "drafter", "kernels"),
-    pairwise([*FAMILIES, *MIXED], ["ngram", "right", "nonsense", "nothing"], [True, False]),
+    ("kernels", "shape", "drafter"),
+    each_once([*product([True, False], [*FAMILIES, *MIXED])], ["ngram", "right", "nonsense", "nothing"]),
 )
 def test_whatever_is_drafted_no_token_changes(shape, drafter, kernels):
     """Chunks, hits, preemptions, temperatures, penalties, log-probabilities, several samples; repeating prompts."""
@@ -96,8 +98,7 @@ def test_whatever_is_drafted_no_token_changes(shape, drafter, kernels):
     nothing_is_left(engine)
 
 
-@pytest.mark.parametrize("lag", [0, 1, 2])
-@pytest.mark.parametrize("drafts", [1, 2, 5, 16])
+@pytest.mark.parametrize(("drafts", "lag"), each_once([1, 2, 5, 16], [0, 1, 2]))
 def test_right_drafts_take_fewer_steps_at_any_number_and_lag(lag, drafts):
     asked = crowd()
     alone = build_engine(FINAL, SHAPE)
@@ -108,8 +109,7 @@ def test_right_drafts_take_fewer_steps_at_any_number_and_lag(lag, drafts):
     nothing_is_left(engine)
 
 
-@pytest.mark.parametrize("drafter", [Right, Nonsense])
-@pytest.mark.parametrize("lag", [0, 1, 2])
+@pytest.mark.parametrize(("drafter", "lag"), each_once([Right, Nonsense], [0, 1, 2]))
 def test_a_request_cancelled_after_any_step_leaves_the_others_their_tokens(lag, drafter):
     """While it waits, in its prompt, with drafts under way, preempted, and after its end: one engine for each step."""
     expected = plain(SHAPE, crowd())
@@ -225,7 +225,7 @@ def drafting_for_itself(shape: str, drafts: int = 3, **options) -> Engine:
     return build(model, EngineConfig(limits, speculate="draft:itself", drafts=drafts, **options), draft=model)
 
 
-@pytest.mark.parametrize("count", [200, pytest.param(10_000, marks=[pytest.mark.stress, pytest.mark.timeout(1800)])])
+@pytest.mark.parametrize("count", [80, pytest.param(10_000, marks=[pytest.mark.stress, pytest.mark.timeout(1800)])])
 def test_acceptance_does_not_decay_with_slots_and_pages_that_are_used_again(count):
     """Prompts begin alike, pages are shared, exchanged and evicted, sequences preempted: every draft still stands."""
     engine, done = drafting_for_itself(SHAPE, page_size=4, cache_tokens=36, token_budget=16, kernels=False), {}
@@ -241,7 +241,7 @@ def test_acceptance_does_not_decay_with_slots_and_pages_that_are_used_again(coun
     nothing_is_left(engine)
 
 
-@pytest.mark.parametrize("count", [120, pytest.param(10_000, marks=[pytest.mark.stress, pytest.mark.timeout(1800)])])
+@pytest.mark.parametrize("count", [48, pytest.param(10_000, marks=[pytest.mark.stress, pytest.mark.timeout(1800)])])
 @pytest.mark.parametrize("drafter", ["ngram", "medusa", "eagle"])
 def test_the_same_requests_have_the_same_drafts_after_many_others(drafter, count, tmp_path):
     """Histories and hidden states are kept by slot: what an earlier owner has left there would be drafted from."""

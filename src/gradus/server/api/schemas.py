@@ -77,8 +77,8 @@ THINKING = _object({"type": _one("enabled", "adaptive", "between_tools", "disabl
 
 def bodies(config: ServerConfig) -> dict[str, Schema]:
     """Describe the body of each route, by its path."""
-    asked = {name: sampling_properties()[name] for name in SAMPLING}
-    asked |= {name: scheduling_properties(config)[name] for name in SCHEDULING}
+    sampling, scheduling = sampling_properties(), scheduling_properties(config)
+    asked = {name: sampling[name] for name in SAMPLING} | {name: scheduling[name] for name in SCHEDULING}
     asked |= {"model": TEXT, "stream": FLAG, "seed": {"type": "integer"}}
     constraint = {"response_format": FORMAT, "structured_outputs": OBJECT, "stream_options": STREAM_OPTIONS}
     conversation = {"system": _any(TEXT, _list(BLOCK)), "tools": _list(_any(TOOL, OBJECT)), "thinking": THINKING}
