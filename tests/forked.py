@@ -26,7 +26,7 @@ def run_forked(
 ) -> subprocess.CompletedProcess:
     """`subprocess.run` for `python -m module …`, forked from a process that has imported what takes seconds."""
     with tempfile.NamedTemporaryFile("w+") as output, tempfile.NamedTemporaryFile("w+") as errors:
-        child = SERVER.Process(target=run_module, args=(command[2:], cwd, env, output.name, errors.name))
+        child = SERVER.Process(target=run_module, args=(command[2:], cwd, dict(env), output.name, errors.name))
         child.start()
         child.join(timeout)
         if child.is_alive():

@@ -304,7 +304,8 @@ def test_the_guard_notices_changed_code_and_constants(monkeypatch):
         guard.check()
 
 
-def test_a_file_that_changes_the_meter_does_not_count(tmp_path):
+def test_a_file_that_changes_the_meter_does_not_count(load, tmp_path):
+    load("p04")
     file = tmp_path / "yours.py"
     file.write_text(
         "from gradus.course.open.meter import Meter\nMeter.count = lambda *_: None\n"

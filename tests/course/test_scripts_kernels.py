@@ -96,15 +96,6 @@ def test_tokens_that_are_not_the_references_are_said_to_be_wrong(mine, name):
     assert re.search(r"the tokens are not those of the reference: token \d+ is \d+, and p06 gives \d+", said)
 
 
-def test_an_x_ray_of_p09_shows_the_kernels_of_each_step(tmp_path):
-    gradus("xray", "p09", "--out", str(tmp_path / "x.html"))
-    page = (tmp_path / "x.html").read_text(encoding="utf-8")
-    found = re.findall(r'\{"name": ?"(\w+)_kernel", ?"launches": ?(\d+)', page)
-    assert {name for name, _ in found} == {"paged_attention", "attend_part", "merge_parts", "add_rms_norm"}
-    assert {int(launches) for name, launches in found if name == "add_rms_norm"} == {9}, "two per layer, and the last"
-    assert {int(launches) for name, launches in found if name == "merge_parts"} == {4}, "one per layer"
-
-
 def test_registers_are_those_of_a_readers_kernel(mine):
     text = (mine / "norm.py").read_text(encoding="utf-8")
     first = "    column = tl.arange(0, BLOCK)\n"
