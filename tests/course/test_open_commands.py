@@ -78,7 +78,7 @@ def test_options_that_do_not_go_together_are_refused(gradus):
 
 def test_a_file_that_hangs_is_given_up(gradus, forked, tmp_path, monkeypatch):
     monkeypatch.setattr(attempt, "SECONDS", 2)
-    (tmp_path / "mine.py").write_text("while True:\n    pass\n")
+    (tmp_path / "mine.py").write_text("import time\n\nwhile True:\n    time.sleep(0.1)\n")
     code, out, _ = gradus("check", "--open", "p14", "--impl", "mine.py")
     assert code == 1 and "the trials had not ended after 2 s" in out
 
