@@ -1,20 +1,20 @@
 """Processes that need not import torch, or the server: forked from one that has, once for all of a session's.
 
-Importing torch and an engine takes three seconds, and the server one; there are a hundred and fifty of them.
+Importing torch and an engine takes three seconds, and the server one; there are a hundred and fifty of them. That a
+command imports all that it needs is what a process of its own shows, once for each command.
 """
 
 import gc
 import multiprocessing
 import multiprocessing.reduction
 import os
+import runpy
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 # Apple's libraries, which torch loads on macOS, may crash in a forked process.
 SERVER = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
@@ -26,27 +26,28 @@ SERVER.set_forkserver_preload(PRELOADED)
 def run_forked(
     command: Sequence[str], *, cwd: Path, env: Mapping[str, str], timeout: float | None = None, **_
 ) -> subprocess.CompletedProcess:
-    """`subprocess.run` for `python -m pytest …`, forked from a process that has imported what takes seconds."""
-    with tempfile.NamedTemporaryFile("w+") as output:
-        child = SERVER.Process(target=run_pytest, args=(command[3:], cwd, env, output.name))
+    """`subprocess.run` for `python -m module …`, forked from a process that has imported what takes seconds."""
+    with tempfile.NamedTemporaryFile("w+") as output, tempfile.NamedTemporaryFile("w+") as errors:
+        child = SERVER.Process(target=run_module, args=(command[2:], cwd, dict(env), output.name, errors.name))
         child.start()
         child.join(timeout)
         if child.is_alive():
             child.kill()
             child.join()
             raise subprocess.TimeoutExpired(command, timeout)
-        return subprocess.CompletedProcess(command, child.exitcode, output.read(), "")
+        return subprocess.CompletedProcess(command, child.exitcode, output.read(), errors.read())
 
 
-def run_pytest(arguments: Sequence[str], cwd: Path, env: Mapping[str, str], output: str) -> None:
-    with open(output, "w") as file:
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
+def run_module(arguments: Sequence[str], cwd: Path, env: Mapping[str, str], output: str, errors: str) -> None:
+    for descriptor, name in ((1, output), (2, errors)):
+        with open(name, "w") as file:
+            os.dup2(file.fileno(), descriptor)
     begin_anew(cwd, env)
     assert "triton" not in sys.modules, "Triton decides at its import whether it interprets, so it is not preloaded"
     sys.dont_write_bytecode = False  # the next process runs the same tests
     sys.path.insert(0, str(cwd))
-    sys.exit(pytest.main(list(arguments)))
+    sys.argv = [*arguments]
+    runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
 
 
 def begin_anew(cwd: Path, env: Mapping[str, str]) -> None:

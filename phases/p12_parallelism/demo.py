@@ -66,9 +66,9 @@ def runs(model: str) -> tuple[int, list[Run]]:
 
     Raises ConfigError for a model that cannot be cut in two.
     """
-    alone = length(replay(acts(model, 1, 1, 1, 1, tokens=1), 1, 0))
     (matrices, parts, stages, micro_batches), *layers = WAYS
     found = acts(model, parts, stages, micro_batches, 1, tokens=1)
+    alone = length(replay(acts(model, 1, 1, 1, 1, tokens=1), 1, 0))
     exchanges = sum(act.kind != COMPUTES for act in found[0])
     tolls = {way: toll_of(alone, exchanges, share) for way, share in SHARES.items()}
     done = [Run(matrices, way, toll, parts, 1, replay(found, parts, toll)) for way, toll in tolls.items()]

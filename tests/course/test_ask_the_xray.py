@@ -1,9 +1,9 @@
 """The answers under "Ask the X-ray" are what the recorded runs show: each bold number is counted here again."""
 
 import json
+import os
 import re
 import shlex
-import subprocess
 import sys
 from functools import cache
 
@@ -13,6 +13,7 @@ from gradus import phases
 from gradus.course.xray.lanes import messages, ranks
 from tests.course.conftest import PHASES, ROOT
 from tests.course.test_xray import recording, tiered
+from tests.forked import run_forked
 
 HEADING = "### Ask the X-ray\n"
 QUESTIONS = 3
@@ -179,6 +180,9 @@ SHOWN = {"p00": p00, "p01": p01, "p02": p02, "p03": p03, "p04": p04, "p05": p05,
          "p10": p10, "p11": p11, "p12": p12, "p13": p13, "p14": p14}  # fmt: skip
 
 
+NUMBER = {"add_rms_norm_kernel": 9, "merge_parts_kernel": 4}  # of four layers: two for each and the last, one for each
+
+
 def test_every_lesson_asks():
     assert {*SHOWN, "p09"} == {*PHASES}
 
@@ -214,19 +218,33 @@ def test_the_answers_on_p05_s_tiers_are_what_the_recording_shows():
     assert "`gradus xray p05 --host-pages 4`" in part
 
 
-@pytest.mark.slow
-def test_p09_s_answers_are_what_its_kernels_did(tmp_path):
-    """Triton decides at its import whether it interprets, so this run has a process of its own."""
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory) -> list[dict[str, dict]]:
+    """The kernels of each step of p09, by name. Triton decides at its import whether it interprets, so this run has a
+    process of its own."""
     pytest.importorskip("triton")
-    page = tmp_path / "page.html"
+    page = tmp_path_factory.mktemp("p09") / "page.html"
     command = [sys.executable, "-m", "gradus", "xray", "p09", "--model", "random:tiny-llama", "--out", str(page)]
-    subprocess.run(command, check=True, cwd=ROOT, capture_output=True)
+    done = run_forked(command, cwd=ROOT, env=os.environ | {"CUDA_VISIBLE_DEVICES": ""})
+    assert done.returncode == 0, done.stderr
     (data,) = re.findall(
         r"<script[^>]*application/json[^>]*>(.*?)</script>", page.read_text(encoding="utf-8"), re.DOTALL
     )
     found = json.loads(data)
     (recorded,) = found if isinstance(found, list) else found["recordings"]
-    seen = [{one["name"]: one for one in frame["kernels"]} for frame in recorded["frames"] if frame["kernels"]]
+    return [{one["name"]: one for one in frame["kernels"]} for frame in recorded["frames"] if frame["kernels"]]
+
+
+@pytest.mark.slow
+def test_an_x_ray_of_p09_shows_the_kernels_of_each_step(seen):
+    names = {name.removesuffix("_kernel") for kernels in seen for name in kernels}
+    assert names == {"paged_attention", "attend_part", "merge_parts", "add_rms_norm"}
+    launches = {name: {kernels[name]["launches"] for kernels in seen if name in kernels} for name in NUMBER}
+    assert launches == {name: {number} for name, number in NUMBER.items()}
+
+
+@pytest.mark.slow
+def test_p09_s_answers_are_what_its_kernels_did(seen):
     parts = [step + 1 for step, kernels in enumerate(seen) if "attend_part_kernel" in kernels]
     assert parts == [*range(parts[0], len(seen) + 1)]
     (norms,) = {kernels["add_rms_norm_kernel"]["launches"] for kernels in seen}

@@ -1,6 +1,5 @@
 """p13's figures of load show what was measured, and the page says of them what is true."""
 
-import math
 import re
 from itertools import pairwise
 
@@ -48,15 +47,6 @@ def test_chunks_of_the_long_prompt_make_the_longest_gap():
     assert min(mixed) > max(sorted(alone)[: len(alone) * 3 // 4])
     assert found["longest_gap"] == pytest.approx(max(mixed), rel=0.3)
     assert sum(row[3] for row in rows) >= 400
-
-
-def test_the_best_bound_lies_between():
-    found = load.routed()
-    late = [each.ttft[1] for _, each in found]
-    best = late.index(min(late))
-    assert 0 < best < len(found) - 1 and math.isinf(found[-1][0])
-    hits = [each.hits for _, each in found]
-    assert hits[0] == min(hits) and max(hits) - hits[-1] < 0.01
 
 
 @pytest.mark.parametrize(("name", "draw"), [("curve", curve.curve), ("loops", loops.loops), ("steps", steps.steps),

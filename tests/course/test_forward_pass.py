@@ -25,11 +25,10 @@ COMMANDS = re.findall(r"^(?:gradus|python -m) .*$", re.sub(r" \\\n +", " ", LESS
 SENTENCE = ["-m", "gradus.course.sentence"]
 TINY = ["--model", "random:tiny-llama", "--tokens", "8"]
 
-run_process = subprocess.run  # the real one
-
 
 def python(folder: Path, *arguments: str) -> subprocess.CompletedProcess:
-    return run_process([sys.executable, *arguments], cwd=folder, capture_output=True, text=True, env=os.environ)
+    """A program in a process of its own. (test_notebooks.py runs it in one that is not forked.)"""
+    return run_forked([sys.executable, *arguments], cwd=folder, env=os.environ)
 
 
 @pytest.fixture

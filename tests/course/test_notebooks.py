@@ -106,8 +106,13 @@ def test_what_a_solved_notebook_hands_to_the_check_is_our_file(name, host):
             assert ast.unparse(ast.parse(theirs)) == ast.unparse(ast.parse(ours))
 
 
+JUDGED = {"p00_forward_pass", "p03"}  # several files, and one of an engine; the others' files are ours, as seen above
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", build.PAGES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in JUDGED else pytest.mark.stress) for name in build.PAGES]
+)
 def test_a_notebook_passes_its_check_with_the_functions_written(name, host):
     cells = code_of(name)
     for number, cell in enumerate(cells):

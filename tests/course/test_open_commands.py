@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import subprocess
 from datetime import datetime
 from importlib.util import find_spec
 
@@ -13,6 +14,7 @@ from gradus.course.open.attempt import Found
 from gradus.course.student.check import Verdict
 from gradus.exercises.declaration import exercises_of
 from tests.course.conftest import reference
+from tests.forked import run_forked
 
 
 @pytest.fixture
@@ -27,7 +29,14 @@ def found(monkeypatch):
     return set_to
 
 
-def test_a_task_is_begun_measured_and_refused(gradus, tmp_path):
+@pytest.fixture
+def forked(monkeypatch) -> None:
+    """Let the judge's processes be forked ones."""
+    monkeypatch.setattr(subprocess, "run", run_forked)
+
+
+def test_a_task_is_begun_and_measured(gradus, tmp_path):
+    """In a process of its own, which imports all that it needs."""
     code, out, _ = gradus("check", "--open", "p14")
     file = tmp_path / "exercises" / "open" / "p14" / "yours.py"
     assert code == 0 and "gradus check --open p14" in out and "def place(" in file.read_text()
@@ -40,6 +49,10 @@ def test_a_task_is_begun_measured_and_refused(gradus, tmp_path):
     )
     assert "seeds 3, " in out and "your best  1.00, not reached" in out
 
+
+def test_what_does_not_count_is_refused(gradus, forked, tmp_path):
+    gradus("check", "--open", "p14")
+    file = tmp_path / "exercises" / "open" / "p14" / "yours.py"
     file.write_text("def place(seen, experts, ranks):\n    return [0] * experts\n")
     code, out, _ = gradus("check", "--open", "p14")
     assert code == 1 and out.startswith("does not count: each of 8 ranks must have 8 of the 64 experts\n")
@@ -63,15 +76,16 @@ def test_options_that_do_not_go_together_are_refused(gradus):
         assert (code, out) == (2, "") and f"leave out {idle}" in err
 
 
-def test_a_file_that_hangs_is_given_up(gradus, tmp_path, monkeypatch):
-    monkeypatch.setattr(attempt, "SECONDS", 8)
-    (tmp_path / "mine.py").write_text("while True:\n    pass\n")
+def test_a_file_that_hangs_is_given_up(gradus, forked, tmp_path, monkeypatch):
+    monkeypatch.setattr(attempt, "SECONDS", 2)
+    (tmp_path / "mine.py").write_text("import time\n\nwhile True:\n    time.sleep(0.1)\n")
     code, out, _ = gradus("check", "--open", "p14", "--impl", "mine.py")
-    assert code == 1 and "the trials had not ended after 8 s" in out
+    assert code == 1 and "the trials had not ended after 2 s" in out
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="Triton is for Linux alone")
-def test_kernels_are_interpreted(tmp_path):
+def test_kernels_are_interpreted(forked, tmp_path, monkeypatch):
+    monkeypatch.setattr(attempt, "seeds_of", lambda task, seed: (seed,))
     info = phases.find("p09")
     file = tmp_path / "yours.py"
     file.write_text(attempt.task_of(info).start)

@@ -2,7 +2,6 @@
 
 import os
 import re
-import subprocess
 import sys
 from importlib.util import module_from_spec, spec_from_file_location
 
@@ -18,6 +17,7 @@ from gradus.engine.request import ModelLimits, Request, SamplingParams
 from gradus.errors import ConfigError
 from gradus.models import SHAPES, create_model, randomize
 from tests.course.conftest import PHASES
+from tests.forked import run_forked
 
 
 @pytest.fixture
@@ -140,7 +140,7 @@ def test_a_flat_phase_is_a_program(tmp_path):
     file = tmp_path / "p03.py"
     file.write_text(flatten(phases.find("p03")), encoding="utf-8")
     nothing_pulled = os.environ | {"GRADUS_HOME": str(tmp_path)}
-    done = subprocess.run([sys.executable, file], capture_output=True, text=True, cwd=tmp_path, env=nothing_pulled)
+    done = run_forked([sys.executable, "-m", "p03"], cwd=tmp_path, env=nothing_pulled)
     assert done.returncode == 0, done.stderr
     lines = [re.fullmatch(r"(first|second) (['\"].*['\"]) (length|)", line) for line in done.stdout.splitlines()]
     assert len(lines) == 12 and all(lines) and len({line[2] for line in lines}) > 1, "text, not numbers"

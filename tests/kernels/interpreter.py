@@ -30,7 +30,7 @@ def run_interpreted(*names: str, stress: bool = False) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *(str(HERE / name) for name in names)]
     command += ["-m", "stress"] if stress else []
     done = run_forked(command, cwd=Path.cwd(), env=os.environ | {"TRITON_INTERPRET": "1"})
-    assert done.returncode == 0, done.stdout[-6000:]
+    assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
 
 
 @contextmanager

@@ -106,6 +106,9 @@ def test_what_can_be_promised_lies_below_the_lowest_failure(phase, given, wanted
     assert found == wanted, f"limit 0.2 s, {why}: {wanted}; yours: {found}"
 
 
+ENOUGH = 200  # probes: no search here takes fifty
+
+
 class Noisy:
     """A server that has a p99 of 0.2 s up to `knee`, and of 0.4 s above it.
 
@@ -119,6 +122,7 @@ class Noisy:
     def __call__(self, rate):
         self.asked.append(rate)
         number = len(self.asked)
+        assert number <= ENOUGH, f"{ENOUGH} probes are more than enough; yours goes on, now at the rate {rate:.4g}"
         return Point(rate, 0.2 if (rate <= self.knee) != (number in self.lies) else 0.4, 1.0 * (number in self.late))
 
 

@@ -21,6 +21,19 @@ class Reference:
     def __init__(self, phase: str) -> None:
         self.phase = phase
 
+    def answer(self, message: dict[str, Any]) -> dict[str, Any]:
+        try:
+            match message["do"]:
+                case "configure":
+                    self.configure(message)
+                case "submit":
+                    self.submit(message)
+                case "step":
+                    return self.step()
+        except RequestError as error:
+            return {"error": str(error)}
+        return {"ok": True}
+
     def configure(self, message: dict[str, Any]) -> None:
         checkpoint = open_checkpoint(message["model"])
         model = load_model(checkpoint, dtype=torch.float32, device="cpu")
@@ -66,19 +79,7 @@ class Reference:
 def main() -> None:
     reference = Reference(sys.argv[1])
     for line in sys.stdin:
-        message = json.loads(line)
-        answer: dict[str, Any] = {"ok": True}
-        try:
-            match message["do"]:
-                case "configure":
-                    reference.configure(message)
-                case "submit":
-                    reference.submit(message)
-                case "step":
-                    answer = reference.step()
-        except RequestError as error:
-            answer = {"error": str(error)}
-        print(json.dumps(answer), flush=True)
+        print(json.dumps(reference.answer(json.loads(line))), flush=True)
 
 
 if __name__ == "__main__":
