@@ -36,14 +36,11 @@ def by_shared_noise(p: Tensor, q: Tensor) -> float:
     """The probability that two races with the same noise, E / p and E / q, have the same winner.
 
     Token i wins both if each other token's noise E_j is at least E_i · max(p_j / p_i, q_j / q_i). The noise is
-    exponential, so that has probability 1 / Σ_j max(p_j / p_i, q_j / q_i). In order of p / q, the maximum is the first
-    ratio for all tokens up to i, and the second for those behind it.
+    exponential, so that has probability 1 / Σ_j max(p_j / p_i, q_j / q_i).
     """
-    able = (p > 0) | (q > 0)
-    order = (p[able] / q[able]).argsort(descending=True)
-    p, q = p[able][order], q[able][order]
-    behind = q.flip(0).cumsum(0).flip(0) - q
-    return float((1 / (p.cumsum(0) / p + behind / q)).sum())  # infinite, so 0, for a token that cannot win both
+    able = (p > 0) & (q > 0)  # only such a token can win both
+    ratios = torch.maximum(p / p[able, None], q / q[able, None])  # [i, j]
+    return float((1 / ratios.sum(dim=1)).sum())
 
 
 def by_likeliest(p: Tensor, q: Tensor) -> float:
