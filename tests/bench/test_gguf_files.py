@@ -15,6 +15,7 @@ from gradus.loading.gguf.file import GGUFFile
 from gradus.loading.gguf.model import GGUFTensors
 from gradus.models import SHAPES, ModelConfig, create_model, load_weights, randomize, read_config
 from tests.loading.builders import CONFIGS, write_folder
+from tests.pairwise import each_once
 
 FAMILIES = list(CONFIGS)
 SCHEMES = {None: "F16", "int8": "Q8_0", "int4": "Q4_0"}
@@ -34,8 +35,9 @@ def largest_difference(one, other) -> float:
     return max(float((a - b).abs().max() / a.abs().max()) for a, b in pairs)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize(("scheme", "bound"), [(None, 5e-4), ("int8", 5e-3), ("int4", 0.13)])
+@pytest.mark.parametrize(
+    ("scheme", "bound", "family"), each_once([(None, 5e-4), ("int8", 5e-3), ("int4", 0.13)], FAMILIES)
+)
 def test_a_checkpoint_comes_back_as_the_same_model(tmp_path, family, scheme, bound):
     checkpoint = open_checkpoint(str(write_folder(tmp_path / "folder", family)))
     ours = create_model(checkpoint.config)

@@ -42,45 +42,50 @@ def test_a_script_runs_through_the_one_way(path):
 NEED_TRITON = [path for path in SCRIPTS if "need_triton" in path.read_text(encoding="utf-8")]
 
 RUN_ALL = """
-import contextlib, io, json, runpy, sys
+import contextlib, io, json, os, runpy, sys
 from importlib import util
+import torch  # once for all
 
-find = util.find_spec
-for name in HIDDEN:
-    sys.modules[name] = None
-util.find_spec = lambda name, *more: None if name in HIDDEN else find(name, *more)
-ends = {}
-for path in PATHS:
-    sys.argv = [path, "--out", OUT]
-    with contextlib.redirect_stderr(io.StringIO()) as said:
-        try:
-            runpy.run_path(path, run_name="__main__")
-        except SystemExit as end:
-            ends[path] = [end.code, said.getvalue()]
-print(json.dumps(ends))
+def run_without(hidden):
+    find = util.find_spec
+    for name in hidden:
+        assert name not in sys.modules
+        sys.modules[name] = None
+    util.find_spec = lambda name, *more: None if name in hidden else find(name, *more)
+    for path in PATHS:
+        sys.argv = [path, "--out", OUT]
+        with contextlib.redirect_stderr(io.StringIO()) as said:
+            try:
+                runpy.run_path(path, run_name="__main__")
+            except SystemExit as end:
+                yield [path, end.code, said.getvalue()]
+
+for hidden in HIDDEN:
+    if os.fork() == 0:
+        print(json.dumps([*run_without(hidden)]), flush=True)
+        os._exit(0)
+    assert os.wait()[1] == 0
 """
+LACKS = {
+    "Triton is not installed (it comes with torch's CUDA build)": ["triton"],
+    "device 'cuda': no CUDA GPU is usable here; `gradus doctor` says why, `cpu` always works": [],
+}
+"""What a script says it lacks, and the modules that are hidden then."""
 
 
-def ends_of(paths: list[Path], out: Path, hidden: tuple[str, ...] = ()) -> dict[str, tuple[int, str]]:
-    """Exit code and stderr of each script, in one process that sees no GPU, nor the modules that are hidden."""
-    code = f"HIDDEN, PATHS, OUT = {hidden!r}, {[str(path) for path in paths]!r}, {str(out)!r}\n{RUN_ALL}"
+def test_a_script_says_in_one_line_what_it_lacks(tmp_path):
+    """Each script runs in a process, forked for each lack, that sees no GPU either."""
+    pytest.importorskip("triton", reason="Triton is for Linux alone")
+    paths, out = [str(path) for path in NEED_TRITON], str(tmp_path / "found.json")
+    code = f"HIDDEN, PATHS, OUT = {[*LACKS.values()]!r}, {paths!r}, {out!r}\n{RUN_ALL}"
     environment = os.environ | {"PYTHONPATH": f"src:{ROOT}", "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=170
     )
     assert done.returncode == 0, done.stderr
-    return {Path(path).stem: tuple(end) for path, end in json.loads(done.stdout).items()}
-
-
-@pytest.mark.parametrize(("hidden", "why"), [
-    (("triton",), "Triton is not installed (it comes with torch's CUDA build)"),
-    ((), "device 'cuda': no CUDA GPU is usable here; `gradus doctor` says why, `cpu` always works"),
-], ids=["no Triton", "no GPU"])  # fmt: skip
-def test_a_script_says_in_one_line_what_it_lacks(hidden, why, tmp_path):
-    if not hidden:
-        pytest.importorskip("triton", reason="Triton is for Linux alone")
-    ends = ends_of(NEED_TRITON, tmp_path / "found.json", hidden)
-    assert ends == {path.stem: (2, f"{path.stem}: {why}\n") for path in NEED_TRITON} and len(ends) > 2
+    for lack, said in zip(LACKS, done.stdout.splitlines(), strict=True):
+        ends = json.loads(said)
+        assert ends == [[str(path), 2, f"{path.stem}: {lack}\n"] for path in NEED_TRITON] and len(ends) > 2
 
 
 ENDED_BY_TERM = """

@@ -54,7 +54,7 @@ def test_a_step_takes_as_long_as_the_roofline_says():
 
 @pytest.mark.parametrize("policy", ["fcfs", "priority", "deadline"])
 def test_everything_but_the_wall_clock_is_the_same_again(policy):
-    first, second = (simulation.serve(80, 8, policy)[1] for _ in range(2))
+    first, second = (simulation.serve(40, 8, policy)[1] for _ in range(2))
     assert {key: value for key, value in first.items() if key not in WALL} == {
         key: value for key, value in second.items() if key not in WALL
     }

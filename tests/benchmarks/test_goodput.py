@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -99,10 +100,13 @@ def test_runs_of_other_shapes_stay_in_the_file(tmp_path):
 
 @pytest.mark.slow
 def test_the_rehearsal_measures_a_real_server(tmp_path, monkeypatch):
+    """At a few requests per second: the search ends as soon as it has found a rate that is kept."""
+    search = replace(REHEARSAL.search, budget=1.0)
+    monkeypatch.setattr(goodput, "REHEARSAL", replace(REHEARSAL, search=search))
     out = tmp_path / "goodput.json"
     monkeypatch.setattr("sys.argv", [
         "goodput.py", "--quick", "--shape", "tiny-llama", "--tokenizer", "random:tiny-llama", "--device", "cpu",
-        "--dtype", "float32", "--out", str(out), "--repeats", "1",
+        "--dtype", "float32", "--out", str(out), "--repeats", "1", "--first-rate", "4",
     ])  # fmt: skip
     assert goodput.main() == 0
     (run,) = json.loads(out.read_text())["runs"].values()

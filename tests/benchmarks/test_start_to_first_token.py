@@ -7,6 +7,7 @@ import pytest
 
 from benchmarks import start_to_first_token as script
 from gradus.errors import ConfigError
+from tests.pairwise import first
 
 
 def test_stages_add_up_to_the_whole_even_where_one_returns(monkeypatch):
@@ -24,16 +25,36 @@ def test_a_cache_that_cannot_be_dropped_is_refused(monkeypatch, tmp_path):
         script.drop_caches()
 
 
-def test_a_start_and_a_wake_are_timed_from_end_to_end(monkeypatch, tmp_path, capsys):
+@pytest.mark.parametrize("cases", first([["wake"], ["warm", "wake"]]), ids="-".join)
+def test_a_start_and_a_wake_are_timed_from_end_to_end(cases, monkeypatch, tmp_path, capsys):
+    """The wake's server has been timed as it started, too. There are few looks: each takes both sides' time."""
+    monkeypatch.setattr(script, "LOOK_S", 0.2)
+    monkeypatch.setattr(script, "start", noted := Noted(script.start))
     out = tmp_path / "start.json"
-    options = ["--model", "random:tiny-llama", "--repeats", "1", "--prompt", "4", "--out", str(out)]
+    options = ["--model", "random:tiny-llama", "--cases", *cases, "--repeats", "1", "--prompt", "4", "--out", str(out)]
     monkeypatch.setattr(sys, "argv", ["script", *options, "--", "--device", "cpu", "--cache-tokens", "512"])
     assert script.main() == 0
     made = json.loads(out.read_text())
-    cases = made["models"]["random:tiny-llama"]["cases"]
-    for (sample,) in cases.values():
+    found = made["models"]["random:tiny-llama"]["cases"]
+    assert [*found] == cases
+    (woken,) = found["wake"]
+    for sample in (*noted.samples, woken):
         assert sample["first_token_s"] == pytest.approx(sum(sample["stages"].values()), abs=0.01)
         assert "starting the engine" in sample["stages"]
-    assert script.FIRST_TOKEN in cases["warm"][0]["stages"]  # a wake's may fall between two looks
-    assert 20 < cases["wake"][0]["asleep_mib"] < 200  # the front end alone; with an engine, it would be more
+    assert all(
+        script.FIRST_TOKEN in sample["stages"] for sample in noted.samples
+    )  # a wake's may fall between two looks
+    assert found.get("warm", []) == noted.samples[:-1]
+    assert 20 < woken["asleep_mib"] < 200  # the front end alone; with an engine, it would be more
     assert "| random:tiny-llama | wake |" in capsys.readouterr().out
+
+
+class Noted:
+    """A function that keeps what it has returned."""
+
+    def __init__(self, function):
+        self.function, self.samples = function, []
+
+    def __call__(self, *arguments):
+        self.samples.append(self.function(*arguments))
+        return self.samples[-1]

@@ -22,6 +22,7 @@ for arguments in json.loads(sys.argv[1]):
 print("### codes", json.dumps(codes))
 """
 TINY = ["--model", "random:tiny-llama", "--device", "cpu", "--max-tokens", "12", "--seed", "3", "--temperature", "1"]
+TINY += ["--phase", "p00"]
 
 
 def run(environment: dict[str, str], *commands: list[str]) -> tuple[dict[str, int], str, str]:
@@ -62,11 +63,18 @@ def test_every_command_prints_ascii_where_the_terminal_has_nothing_else(tmp_path
     assert "generated - stopped" in err and "Traceback" not in err and "\\xb7" not in err
 
 
-@pytest.mark.slow
+C_LOCALE = {"LC_ALL": "C", "PYTHONUTF8": "0"}
+
+
 @pytest.mark.parametrize(
-    ("environment", "mark"), first([({"LC_ALL": "C", "PYTHONUTF8": "0"}, "-"), ({"PYTHONIOENCODING": "latin-1"}, "·")])
-)
-def test_text_survives_the_terminals_own_encoding(environment, mark):
-    codes, _, err = run(environment, ["models"], ["generate", "Hello", *TINY])
-    assert codes == {"models": 0, "generate": 0}
-    assert f"generated {mark} stopped" in err and "Traceback" not in err
+    ("environment", "arguments", "says"),
+    first([
+        (C_LOCALE, ["show", "p00"], "[T, D] -> [T, D]"),
+        (C_LOCALE, ["generate", "Hello", *TINY], "generated - stopped"),
+        ({"PYTHONIOENCODING": "latin-1"}, ["generate", "Hello", *TINY], "generated · stopped"),
+    ]),
+)  # fmt: skip
+def test_text_survives_the_terminals_own_encoding(environment, arguments, says):
+    codes, out, err = run(environment, ["models"], arguments)
+    assert codes == {"models": 0, arguments[0]: 0}
+    assert says in out + err and "Traceback" not in err

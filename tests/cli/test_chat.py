@@ -179,8 +179,10 @@ def terminal():
         os.close(one.fd)
 
 
-def test_on_a_terminal_it_prompts_explains_itself_and_forgives(terminal):
-    chat = terminal(*CHAT, "--max-tokens", "4", "--context-length", "64")
+def test_on_a_terminal_it_prompts_explains_itself_and_forgives(terminal, monkeypatch):
+    """A terminal of plain ASCII, which is refused what it lacks where that is typed."""
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    chat = terminal(*CHAT, "--max-tokens", "4", "--context-length", "64", "--phase", "p00")
     chat.wait_for("/reset")
     chat.wait_for("> ")
     chat.type("Hello\r")
@@ -189,18 +191,10 @@ def test_on_a_terminal_it_prompts_explains_itself_and_forgives(terminal):
     chat.type("far too long " * 10 + "\r")
     chat.wait_for("(/reset makes room)")
     chat.wait_for("> ")
-    chat.type("\x04")  # Ctrl-D
-    assert chat.exit_code() == 0
-
-
-def test_what_the_terminals_encoding_lacks_is_refused_where_it_is_typed(terminal, monkeypatch):
-    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
-    chat = terminal(*CHAT, "--max-tokens", "4")
-    chat.wait_for("> ")
     chat.type("café au lait\r")
     chat.wait_for("not valid Unicode")
     chat.wait_for("> ")
-    chat.type("\x04")
+    chat.type("\x04")  # Ctrl-D
     assert chat.exit_code() == 0
 
 

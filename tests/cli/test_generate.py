@@ -1,10 +1,13 @@
 """`gradus generate`: text as it comes, JSON for programs, the options that reach the sampler."""
 
 import json
+import os
 import signal
 from pathlib import Path
 
 import pytest
+
+from gradus.cli import terminal
 
 ROOT = Path(__file__).parents[2]
 TINY = ["--model", "random:tiny-llama", "--dtype", "float32"]
@@ -130,7 +133,22 @@ def test_the_context_length_bounds_the_answer(gradus):
     assert "context 16" in done.err
 
 
-def test_ctrl_c_ends_it_with_130_and_without_a_traceback(process):
+def test_ctrl_c_ends_it_with_130_and_without_a_traceback(gradus, monkeypatch):
+    """In this process; tests/cli/test_chat.py has one of its own that ends so."""
+    shown = []
+
+    def interrupted(text):
+        shown.append(text)
+        if len(shown) == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(terminal, "print_text", interrupted)
+    done = gradus("generate", "Hello", *TINY, "--max-tokens", "40", "--ignore-eos", "--stream")
+    assert (done.code, done.err.strip(), len(shown)) == (130, "", 3)
+
+
+@pytest.mark.stress
+def test_ctrl_c_ends_the_process_with_130_and_without_a_traceback(process):
     child = process("generate", "Hello", *TINY, "--max-tokens", "500", "--ignore-eos", "--phase", "p00")
     child.stdout.read(1)  # it is generating
     child.send_signal(signal.SIGINT)

@@ -2,6 +2,7 @@
 
 import errno
 import inspect
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -179,8 +180,17 @@ def test_the_installed_command_is_this_one():
     assert done.stderr.startswith("gradus: ") and done.stderr.count("\n") == 1
 
 
-def test_a_reader_who_has_seen_enough_ends_it_quietly(process):
+def test_a_reader_who_has_seen_enough_ends_it_quietly():
     """`gradus phases | head -1`: no traceback when the pipe closes."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w") as pipe:
+        done = command("phases", stdout=pipe, stderr=subprocess.PIPE)
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+
+
+@pytest.mark.stress
+def test_a_reader_who_has_seen_enough_ends_an_answer_quietly(process):
     child = process("generate", "x", "--model", "random:tiny-llama", "--max-tokens", "400", "--ignore-eos")
     child.stdout.read(1)
     child.stdout.close()

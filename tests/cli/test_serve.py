@@ -16,6 +16,9 @@ from gradus.device.threads import usable_cores
 from gradus.engine.request import ModelLimits
 from gradus.server.engine.messages import ModelInfo
 from gradus.server.serve import cache_line
+from tests.cli.conftest import ROOT
+from tests.pairwise import first
+from tests.server.scripted import written
 
 TINY = ["--model", "random:tiny-llama", "--dtype", "float32", "--port", "0"]
 
@@ -259,14 +262,21 @@ def test_a_busy_port_is_said_before_anything_is_loaded(gradus):
             assert port in done.err
 
 
-def test_settings_are_checked_before_loading_is_announced(gradus):
-    for wrong in (
+@pytest.mark.parametrize(
+    "wrong",
+    first([
         ["--quantize", "int3"],
         ["--switch-off", "chunked", "--token-budget", "64"],
         ["--context-length", "1"],
-    ):
-        done = gradus("serve", *TINY, *wrong)
-        assert done.code == 2 and "loading" not in done.err and len(done.err.splitlines()) == 1
+    ]),
+)  # fmt: skip
+def test_settings_are_checked_before_loading_is_announced(gradus, wrong):
+    """The engine's process checks them; the phase's engine is in this one."""
+    for arguments in ([], ["--phase", "p03"]):
+        done = gradus("serve", *TINY, *wrong, *arguments)
+        *waiting, mistake = done.err.splitlines()
+        assert done.code == 2 and mistake.startswith("gradus: ")
+        assert all(line.startswith("… starting (") for line in waiting)  # on a slow machine
 
 
 def test_a_list_may_follow_one_option_or_come_with_one_each(gradus):
@@ -359,11 +369,28 @@ def test_the_line_about_the_cache_goes_on_with_host_memory():
     assert behind == f"{alone}; host_cache keeps 40 sessions of 512 tokens"
 
 
+# The command with an engine of the tests: what it prints does not depend on the engine, and this one needs no torch.
+STAND_IN = """
+import sys
+from gradus.cli import main
+from gradus.server.engine import loading
+from tests.server import scripted
+
+def load_engine(config, progress):
+    progress.begin("loading an engine of the tests", None)
+    return scripted.load_engine(config)
+
+loading.open_tokenizer, loading.load_engine = scripted.open_tokenizer, load_engine
+sys.exit(main())
+"""
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
 def test_it_serves_though_its_log_is_on_a_full_disk():
-    command = [sys.executable, "-m", "gradus", "serve", *TINY, "--phase", "p01"]
+    options = ["--model", written("ScriptedCore()"), "--port", "0", "--phase", "p01"]
+    command = [sys.executable, "-c", STAND_IN, "serve", *options]
     with open("/dev/full", "w") as full:
-        child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=full, text=True)
+        child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=full, text=True, cwd=ROOT)
     with child:
         try:
             url = child.stdout.readline().split(" at ")[1].split()[0]

@@ -88,7 +88,7 @@ def _refilled(text: str, root: Path, page: Path) -> str:
 
 def _measured(where: str, field: str, root: Path, page: Path) -> str:
     """The value of a field in a page's prose. where: as in "h200/p10". Raises ConfigError if there is none."""
-    found = next((one for one in results.find(root) if f"{one.hardware}/{one.benchmark}" == where), None)
+    found = next(results.find(root, *where.split("/", 1)), None)
     if found is None:
         raise ConfigError(f"{page}: there are no results of {where}, whose {field} is in its text")
     if found.benchmark == speculation_report.NAME:
@@ -397,7 +397,7 @@ def block(wanted: str, root: Path, page: Path) -> str:
         raise ConfigError(
             f"{page}: results:begin {wanted}: no such benchmark; there are {', '.join(registry.reported())}"
         )
-    measured = [found for found in results.find(root) if found.benchmark == name]
+    measured = list(results.find(root, benchmark=name))
     benchmark = registry.load(name)
     sections = beside.SECTIONS if name == beside.NAME else ()
     if only and only not in {*sections, *(table.name for table in benchmark.tables)}:
@@ -426,14 +426,13 @@ def _chart_of_study(study: Study, only: str, root: Path, page: Path) -> str:
     Raises ConfigError if a study has results and no such chart.
     """
     parts: list[str] = []
-    for found in results.find(root):
-        if found.benchmark == study.name:
-            charts = {name: picture.title for name, picture in study.pictures(found.runs[0])}
-            name = only or next(iter(charts))
-            if name not in charts:
-                raise ConfigError(f"{page}: {study.name} has no chart {only!r}, only {', '.join(charts)}")
-            file = figure_name(found, found.runs[0], name)
-            parts += _drawn(found, charts[name], file, _folder(found, root, page))
+    for found in results.find(root, benchmark=study.name):
+        charts = {name: picture.title for name, picture in study.pictures(found.runs[0])}
+        name = only or next(iter(charts))
+        if name not in charts:
+            raise ConfigError(f"{page}: {study.name} has no chart {only!r}, only {', '.join(charts)}")
+        file = figure_name(found, found.runs[0], name)
+        parts += _drawn(found, charts[name], file, _folder(found, root, page))
     return f"\n{render_parts(parts)}\n" if parts else NOT_YET.format(command=f"gradus bench {study.name}")
 
 

@@ -23,6 +23,7 @@ from functools import cache
 from typing import NamedTuple
 
 from gradus.models.config import (
+    Experts,
     ModelConfig,
     active_parameters,
     distinct_experts,
@@ -100,32 +101,23 @@ def streamed_parameters(config: ModelConfig) -> int:
     return parameter_count(config) - looked_up
 
 
-def unread_parameters(config: ModelConfig, rows: int) -> float:
-    """Weights of experts that none of `rows` rows chooses, as expected."""
-    unread = Counter(experts for experts in config.experts if experts is not None)
-    return sum(
-        layers * (experts.count - distinct_experts(experts, rows)) * expert_parameters(config, experts)
-        for experts, layers in unread.items()
-    )
-
-
 def step_cost(config: ModelConfig, spans: Iterable[SpanShape], widths: Widths) -> Cost:
     """One forward pass over these spans, padding included if it is among them: rows cost the same, useful or not."""
+    sizes = _sizes(config)
     rows = logits = 0
     moved = visible = 0.0
     for span in spans:
         rows += span.rows
         logits += span.logits
-        for kind, layers in _kinds(config):
+        for kind, layers in sizes.kinds:
             written = span.rows * kind.stores
             moved += layers * 2 * kind.kv_width * (positions_read(span, kind.window) + written)  # keys and values
             visible += layers * kind.q_width * positions_visible(span, kind.window)
     head = config.vocab_size * config.hidden_size
-    matrices, read = active_parameters(config), streamed_parameters(config) - unread_parameters(config, rows)
     return Cost(
-        weight_bytes=read * widths.weight + 4.0 * logits * config.vocab_size,
+        weight_bytes=(sizes.streamed - sizes.unread(rows)) * widths.weight + 4.0 * logits * config.vocab_size,
         kv_bytes=moved * widths.kv,
-        matrix_flops=2.0 * (rows * matrices + logits * head),
+        matrix_flops=2.0 * (rows * sizes.active + logits * head),
         attention_flops=4.0 * visible,
     )
 
@@ -158,13 +150,37 @@ class _Kind(NamedTuple):
     stores: bool
 
 
+class _Sizes(NamedTuple):
+    """What is the same in every step of a model.
+
+    kinds: each with how many layers are of it. experts: each with the weights of one, and how many layers have them.
+    """
+
+    streamed: int
+    active: int
+    kinds: tuple[tuple[_Kind, int], ...]
+    experts: tuple[tuple[Experts, int, int], ...]
+
+    def unread(self, rows: int) -> float:
+        """Weights of experts that none of `rows` rows chooses, as expected."""
+        return sum(
+            layers * (experts.count - distinct_experts(experts, rows)) * weights
+            for experts, weights, layers in self.experts
+        )
+
+
 @cache
-def _kinds(config: ModelConfig) -> tuple[tuple[_Kind, int], ...]:
-    """(kind, how many layers are of it)."""
+def _sizes(config: ModelConfig) -> _Sizes:
+    """A workload has thousands of steps, and adding up a model's weights takes longer than a step's spans."""
     layers = [config.layer(index) for index in range(config.num_layers)]
-    return tuple(
-        Counter(
-            _Kind(config.windows[index], layer.q_width, layer.kv_width, config.stores_kv(index))
-            for index, layer in enumerate(layers)
-        ).items()
+    kinds = Counter(
+        _Kind(config.windows[index], layer.q_width, layer.kv_width, config.stores_kv(index))
+        for index, layer in enumerate(layers)
+    )
+    experts = Counter(each for each in config.experts if each is not None)
+    return _Sizes(
+        streamed_parameters(config),
+        active_parameters(config),
+        tuple(kinds.items()),
+        tuple((each, expert_parameters(config, each), count) for each, count in experts.items()),
     )

@@ -121,9 +121,9 @@ def figure_name(found: Results, run: Run, table: str) -> str:
     return f"{table}.svg" if run is found.runs[0] else f"{table}-{slug}.svg"
 
 
-def find(root: Path) -> Iterator[Results]:
-    """All results under `root`, in a fixed order."""
-    for file in sorted(root.glob(f"*/*/{FILE}")):
+def find(root: Path, hardware: str = "*", benchmark: str = "*") -> Iterator[Results]:
+    """All results under `root`, or those of a machine or a benchmark, in a fixed order."""
+    for file in sorted(root.glob(f"{hardware}/{benchmark}/{FILE}")):
         yield read(file)
 
 

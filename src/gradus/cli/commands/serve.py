@@ -2,6 +2,7 @@
 a model would reach."""
 
 import logging
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -82,7 +83,7 @@ def serve(
         return 0
     from gradus.cli.progress import SOON_S, working
 
-    with working("starting", SOON_S):
+    with nullcontext() if settings.log_format == "json" else working("starting", SOON_S):  # its lines are no JSON
         from gradus.server.serve import serve as run
 
     try:
