@@ -143,7 +143,11 @@ def test_ctrl_c_ends_it_with_130_and_without_a_traceback(gradus, monkeypatch):
             os.kill(os.getpid(), signal.SIGINT)
 
     monkeypatch.setattr(terminal, "print_text", interrupted)
-    done = gradus("generate", "Hello", *TINY, "--max-tokens", "40", "--ignore-eos", "--stream")
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+    try:
+        done = gradus("generate", "Hello", *TINY, "--max-tokens", "40", "--ignore-eos", "--stream")
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert (done.code, done.err.strip(), len(shown)) == (130, "", 3)
 
 

@@ -88,7 +88,8 @@ def _refilled(text: str, root: Path, page: Path) -> str:
 
 def _measured(where: str, field: str, root: Path, page: Path) -> str:
     """The value of a field in a page's prose. where: as in "h200/p10". Raises ConfigError if there is none."""
-    found = next(results.find(root, *where.split("/", 1)), None)
+    hardware, _, benchmark = where.partition("/")
+    found = next(results.find(root, hardware, benchmark), None)
     if found is None:
         raise ConfigError(f"{page}: there are no results of {where}, whose {field} is in its text")
     if found.benchmark == speculation_report.NAME:
