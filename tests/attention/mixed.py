@@ -43,7 +43,7 @@ MIXED = {
     # as in Gemma 4 E2B: layers with a window are narrower, and the last three layers have no keys and values
     "wide full layers": mixed(2, (1, 8), (1, 16), [6, 6, FULL, 6, 6, 6, 6, FULL, 6], (0, 1, 2, 3, 4, 5, 4, 2, 5)),
     # 24 values and 16: a strip holds two layers of the one kind, or three of the other
-    "neither divides": mixed(12, (3, 8), (1, 16), [6, FULL, 6, 6, FULL, 6, 6, FULL, FULL]),
+    "neither divides": mixed(6, (3, 8), (1, 16), [6, FULL, 6, 6, FULL, 6, 6, FULL, FULL]),
     "one size": mixed(4, (2, 8), (2, 8), [6, 6, FULL, 6], (0, 1, 2, 1), sizes=()),
     "no windows": mixed(4, (2, 8), (1, 8), [FULL] * 3, sizes=tuple(LayerSizes(n, 8, 48) for n in (2, 1, 1))),
     "capped": mixed(4, (4, 8), (1, 16), [6, FULL, 6, 6, FULL, 6, FULL], attention_softcap=5.0),

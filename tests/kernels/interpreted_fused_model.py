@@ -21,7 +21,7 @@ from gradus.kernels.linear import dispatch as linear
 from gradus.kernels.linear import few_rows, streamed_rows
 from gradus.kernels.linear.launch_tables import matching
 from gradus.models import SHAPES, Model, create_model, randomize
-from gradus.models.config import QueryGrowth
+from gradus.models.config import ModelConfig, QueryGrowth
 from gradus.models.embedded import Embedded, LayerInputs
 from gradus.models.experts import Router
 from gradus.models.layers import Embedding
@@ -72,14 +72,26 @@ class OneSequence:
 
 
 def small(shape: str, dtype: torch.dtype = torch.float32, layers: int = 2) -> Model:
-    """Two layers: one of each kind where a family has two; all, where layers attend to others' keys and values. Queries
-    that grow do so much, and within a short prompt."""
+    """Two layers: one of each kind where a family has two; where layers attend to others' keys and values, twice as
+    many, so that half of them do. A short prompt is longer than windows, and queries that grow do so much within it."""
     whole = SHAPES[shape]
-    config = replace(whole if whole.kv_sources else whole.stage(range(layers)), context_length=64)
+    config = replace(sharing(whole, layers) if whole.kv_sources else whole.stage(range(layers)), context_length=64)
     config = replace(config, ropes=tuple(rope and replace(rope, growth=soon(rope.growth)) for rope in config.ropes))
+    config = replace(config, windows=tuple(window and 6 for window in config.windows))
     model = create_model(config, dtype=dtype)
     randomize(model, seed=0, std=0.1)
     return model
+
+
+def sharing(whole: ModelConfig, layers: int) -> ModelConfig:
+    """Make a model of the last layers that have keys and values, and for each of them the next one that reads these."""
+    owners = [layer for layer in range(whole.num_layers) if whole.stores_kv(layer)][-layers:]
+    readers = sorted(whole.kv_sources.index(owner, owners[-1] + 1) for owner in owners)
+    sources = *range(layers), *(owners.index(whole.kv_sources[reader]) for reader in readers)
+    by_layer = {
+        name: tuple(getattr(whole, name)[layer] for layer in owners + readers) for name in ("ropes", "windows", "sizes")
+    }
+    return replace(whole, num_layers=2 * layers, kv_sources=sources, **by_layer)
 
 
 def soon(growth: QueryGrowth | None) -> QueryGrowth | None:
@@ -91,11 +103,11 @@ def answers(
 ) -> dict:
     """A step of two prompts, one of them longer than the window, then one of a decode."""
     settings = [SamplingParams(max_tokens=count, ignore_eos=True) for count in (2, 1)]
-    prompts = ([(7 * i) % 300 for i in range(18)], [5])
+    prompts = ([(7 * i) % 300 for i in range(9)], [5])
     requests = [Request.create(f"r{i}", *each, LIMITS) for i, each in enumerate(zip(prompts, settings, strict=True))]
-    storage = kind(model.config, 32, 16, model.dtype, model.device)
+    storage = kind(model.config, 32, 4, model.dtype, model.device)
     runner = in_torch(model, backend(model.config, storage, slots=3), Sampler(320, model.device))
-    cache = PagedCache(32, 16, [group.window for group in storage.groups])
+    cache = PagedCache(32, 4, [group.window for group in storage.groups])
     return run(Engine(Scheduler(cache, max_sequences=2), runner, LIMITS), requests)
 
 

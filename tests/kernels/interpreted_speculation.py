@@ -24,7 +24,7 @@ from gradus.engine.request import ModelLimits, Request, SamplingParams
 from gradus.execution.drafting.draft_passes import DraftPasses
 from gradus.kernels.core import overlap
 from gradus.kernels.fuse.model import fused
-from gradus.models import Model, create_model, randomize
+from gradus.models import SHAPES, Model, create_model, randomize
 from gradus.models.layers import Linear
 from gradus.quantization.int8 import Int8Linear
 from gradus.quantization.mix import Mix, factory
@@ -89,10 +89,15 @@ def requests() -> list[Request]:
     ]
 
 
+def shallow(shape: str) -> Model:
+    """Make a model with a layer of each kind that its family has."""
+    return small(shape, layers=len(set(SHAPES[shape].windows)))
+
+
 def engine(shape: str, drafter=None, drafts: int = 3) -> Engine:
     """drafter: None is an engine in torch that does not speculate; a `HeadsModule` drafts by its heads; a model drafts
     with pages of its own."""
-    model = small(shape)
+    model = shallow(shape)
     storage = PagedStorage(model.config, 24, 4, model.dtype, model.device)
     cache = PagedCache(24, 4, [group.window for group in storage.groups], PrefixIndex())
     if drafter is None:
@@ -200,7 +205,7 @@ def test_a_model_that_drafts_for_itself_is_right_wherever_it_may_draft():
 
 def test_a_quantized_draft_model_drafts_on_kernels():
     """The model's own weights in 8 bits: most of what it drafts stands, and no token changes."""
-    model = small("tiny-llama")
+    model = shallow("tiny-llama")
     narrow = create_model(model.config, linear=factory(Mix.of("int8"), model.config, Linear))
     randomize(narrow, seed=0, std=0.1)
     assert isinstance(narrow.layers[0].qkv, Int8Linear)
@@ -230,7 +235,7 @@ def test_each_pass_drafts_what_follows_the_whole_text_as_far_as_there_is_room(sh
 
     length: of the second text. With 60 tokens the fourth draft ends the context.
     """
-    model, said = small(shape), [[7, 8, 9, 7, 8, 9, 7], [(11 * i) % 300 for i in range(length)], [5, 6, 5, 6]]
+    model, said = shallow(shape), [[7, 8, 9, 7, 8, 9, 7], [(11 * i) % 300 for i in range(length)], [5, 6, 5, 6]]
     drafter, history = passes(model, said)
     slots = torch.tensor([0, 3, 1, 2], dtype=torch.int32)
     kept = drafter.attention.storage.keys.clone()
@@ -250,7 +255,7 @@ def test_each_pass_drafts_what_follows_the_whole_text_as_far_as_there_is_room(sh
 def test_slots_that_lag_behind_are_caught_up_with_together():
     """Passes have as many tokens as a step may, and store the same as passes of each slot alone."""
     model, said = (
-        small("tiny-llama"),
+        shallow("tiny-llama"),
         [[(7 * i) % 300 for i in range(23)], [9, 8, 7, 6], [(11 * i) % 300 for i in range(15)]],
     )
     expected, _ = passes(model, said)
@@ -314,7 +319,7 @@ def following(model, said: list[int], count: int) -> list[int]:
 @torch.inference_mode()
 def test_passes_start_early_where_their_step_does(monkeypatch):
     """What they ask for: attention, the norms and products around it, the draw, and what lies between two passes."""
-    drafter, history = passes(small("tiny-llama"), [[7, 8, 9, 7, 8, 9, 7]])
+    drafter, history = passes(shallow("tiny-llama"), [[7, 8, 9, 7, 8, 9, 7]])
     heard: dict[str, set[bool]] = {}
     for name, module in list(sys.modules.items()):
         if name.startswith("gradus.kernels.") and name != overlap.__name__ and hasattr(module, "starts_early"):
@@ -340,7 +345,7 @@ def module_of(model: Model, folder: Path) -> HeadsModule:
 @pytest.mark.parametrize("kind", first(["eagle", "medusa"]))
 def test_heads_draft_what_they_say_of_the_whole_text(kind, tmp_path):
     """On kernels as in torch; greedy requests of which one has its logits adjusted, so that its drafts wait."""
-    model = small("tiny-llama")
+    model = shallow("tiny-llama")
     heads_of(model, tmp_path, kind, vocabulary=160)
     reference = Reference(model, tmp_path)
     speculating = engine("tiny-llama", module_of(model, tmp_path))
@@ -373,7 +378,7 @@ def drafter_is_greedy(engine: Engine, slot: int) -> bool:
 )
 def test_heads_on_kernels_draft_what_they_draft_in_torch(shape, kind, tmp_path):
     """Any number of drafts for any slots, greedy or drawn: a lone sequence's heads draw by its own settings too."""
-    model, device = small(shape), torch.device("cpu")
+    model, device = shallow(shape), torch.device("cpu")
     heads_of(model, tmp_path, kind, vocabulary=160)
     module, sampler = module_of(model, tmp_path), KernelSampler(320, device, 4)
     history, states = History(4, 64, device), torch.randn(5, model.config.hidden_size)
@@ -412,7 +417,7 @@ def test_every_launch_of_a_step_is_rehearsed(kind, tmp_path, monkeypatch):
         return launch(executor, *arguments, **options)
 
     monkeypatch.setattr(GridExecutor, "__call__", noting)
-    model = small("tiny-llama")
+    model = shallow("tiny-llama")
     if kind != "ngram":
         heads_of(model, tmp_path, kind, vocabulary=160)
     step = engine(

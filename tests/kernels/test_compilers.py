@@ -1,10 +1,11 @@
 """Kernels compiled by other processes: into the cache that this one reads, and by this one where that fails."""
 
 import pickle
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import closing
+from importlib import import_module
+from multiprocessing import Pipe, get_context
+from multiprocessing.connection import Connection
 
 import pytest
 
@@ -13,10 +14,11 @@ pytest.importorskip("triton", reason="Triton is for Linux alone")
 import triton
 from triton.compiler import ASTSource
 
-from gradus.kernels.core.compilers import Compilers, Task, is_cached
+from gradus.kernels.core.compilers import Compilers, Task, is_cached, kernels_of, settle_key
 from gradus.kernels.rows.activation import activation_kernel
+from tests.forked import SERVER
 from tests.kernels.ahead_of_time import H200, source_of, target_of
-from tests.kernels.test_every_gpu import hopper_prompts
+from tests.kernels.test_every_gpu import products
 from tests.pairwise import first
 
 TARGET, OPTIONS = target_of(H200), {"num_warps": 4}
@@ -44,11 +46,13 @@ def source(**constants: object) -> ASTSource:
 
 @pytest.mark.usefixtures("empty_cache")
 def test_what_other_processes_compile_is_only_read_here():
-    wanted = [source(), source(GATED=False)]
+    """Though the first thing that they are asked for does not compile."""
+    wanted, unknown = [source(), source(GATED=False)], source(ACTIVATION="an unknown one")
     assert not any(is_cached(each, TARGET, OPTIONS) for each in wanted)
     with closing(Compilers(2, MODULES)) as compilers:
-        for each in wanted:
+        for each in (unknown, *wanted):
             compilers.compile(each, TARGET, OPTIONS)
+    assert not is_cached(unknown, TARGET, OPTIONS)
     assert all(is_cached(each, TARGET, OPTIONS) for each in wanted)
     assert not is_cached(wanted[0], TARGET, {"num_warps": 8}), "another kernel"
     assert "cubin" in triton.compile(wanted[0], target=TARGET, options=OPTIONS).asm
@@ -56,8 +60,9 @@ def test_what_other_processes_compile_is_only_read_here():
 
 @pytest.mark.usefixtures("empty_cache")
 def test_a_kernel_in_gluon_is_sent_as_one():
-    _, case = next(hopper_prompts(H200))
-    wanted = source_of(case.kernel, {"out": "*bf16", **case.types}, case.constants)
+    case = next(case for _, case in products(H200) if case.kernel.is_gluon())
+    pointers = {name: "*bf16" for name in case.kernel.arg_names if name.endswith("_ptr")}
+    wanted = source_of(case.kernel, pointers | case.types, {"PDL": False, **case.constants})
     pickle.loads(pickle.dumps(Task.of(wanted, TARGET, case.options))).compile()
     assert is_cached(wanted, TARGET, case.options)
 
@@ -70,7 +75,8 @@ def test_a_kernel_in_gluon_is_sent_as_one():
             (MODULES, {"ACTIVATION": "an unknown one"}, True),  # it does not compile
             (["gradus.kernels.there_is_none"], {}, False),  # no process gets through its start
             (MODULES, {"BLOCK": lambda: 256}, True),  # it cannot be sent
-        ]
+        ],
+        count=0,
     ),
 )
 def test_what_cannot_be_compiled_elsewhere_is_left_to_the_process_that_asks(modules, given, survives):
@@ -81,27 +87,28 @@ def test_what_cannot_be_compiled_elsewhere_is_left_to_the_process_that_asks(modu
     assert is_cached(source(BLOCK=512), TARGET, OPTIONS) == survives
 
 
-KEYS = """
-import sys
-from importlib import import_module
-from gradus.kernels.core.compilers import kernels_of, settle_key
-for module in sys.argv[1:]:
-    import_module(module)
-for kernel in reversed(kernels_of(sys.argv[1:])):
-    settle_key(kernel)
-print(*sorted(kernel.cache_key for kernel in kernels_of(sys.argv[1:])))
-"""
+def tell_keys(modules: list[str], end: Connection) -> None:
+    """Import these modules in their order, and send the keys of their kernels, of which the last are settled first."""
+    for module in modules:
+        import_module(module)
+    for kernel in reversed(kernels_of(modules)):
+        settle_key(kernel)
+    end.send(sorted(kernel.cache_key for kernel in kernels_of(modules)))
 
 
 def test_a_kernel_has_the_same_key_in_every_process():
-    """Whatever it has seen before: here other modules first."""
+    """Whatever it has seen before, here other modules first, and however it hashes strings, where it is not forked."""
     rooms = ("sampling.narrowing", "sampling.plain", "sampling.full", "attention.paged")
     modules = [f"gradus.kernels.{name}" for name in rooms]
-    found = set()
-    for order in (modules, modules[::-1]):
-        command = [sys.executable, "-c", KEYS, *order]
-        found.add(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-    assert len(found) == 1 and len(found.pop().split()) > 40
+    found = []
+    for context, order in ((SERVER, modules), (get_context("spawn"), modules[::-1])):
+        ours, theirs = Pipe()
+        process = context.Process(target=tell_keys, args=(order, theirs))
+        process.start()
+        theirs.close()  # so that a process that fails ends the wait
+        found.append(ours.recv())
+        process.join()
+    assert found[0] == found[1] and len(found[0]) > 40
 
 
 @pytest.mark.usefixtures("empty_cache")
