@@ -185,7 +185,7 @@ def unless_known(check: Callable) -> Callable:
                 agree.add(key)
             return both
         number, tensor = (rhs, lhs) if one else (lhs, rhs)
-        key = type(number), number, one, tensor.dtype.name, id(tensor.shape), rules
+        key = type(number), number or repr(number), one, tensor.dtype.name, id(tensor.shape), rules  # -0.0 is no 0.0
         if key not in constants:
             both = check(self, lhs, rhs, *rules)
             if both[not one] is not tensor:
