@@ -70,7 +70,7 @@ LACKS = {
     "Triton is not installed (it comes with torch's CUDA build)": ["triton"],
     "device 'cuda': no CUDA GPU is usable here; `gradus doctor` says why, `cpu` always works": [],
 }
-"""What a script says it lacks, and the modules that are hidden then."""
+"""A script's complaint, and the modules that are hidden from it."""
 
 
 def test_a_script_says_in_one_line_what_it_lacks(tmp_path):

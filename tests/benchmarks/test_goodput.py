@@ -100,7 +100,7 @@ def test_runs_of_other_shapes_stay_in_the_file(tmp_path):
 
 @pytest.mark.slow
 def test_the_rehearsal_measures_a_real_server(tmp_path, monkeypatch):
-    """At a few requests per second: the search ends as soon as it has found a rate that is kept."""
+    """The rate is a few requests per second: the search ends with the first one that is kept."""
     search = replace(REHEARSAL.search, budget=1.0)
     monkeypatch.setattr(goodput, "REHEARSAL", replace(REHEARSAL, search=search))
     out = tmp_path / "goodput.json"

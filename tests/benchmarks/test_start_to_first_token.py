@@ -50,7 +50,7 @@ def test_a_start_and_a_wake_are_timed_from_end_to_end(cases, monkeypatch, tmp_pa
 
 
 class Noted:
-    """A function that keeps what it has returned."""
+    """A function that keeps its results."""
 
     def __init__(self, function):
         self.function, self.samples = function, []

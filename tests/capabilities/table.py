@@ -157,7 +157,7 @@ DRAWN = {"temperature", "top_k", "top_p", "min_p", "n", "seed"}
 """Fields that say nothing of greedy answers."""
 
 MOST_FIELDS = 5
-"""Of a request. By themselves, most fields change nothing in an answer; more at once would hide one another."""
+"""A request has no more. Most fields alone change nothing in an answer; more at once would hide one another."""
 
 Asked = tuple[list[int], SamplingParams, SchedulingParams]
 
@@ -224,7 +224,7 @@ MANY = range(len([*many_fields()]))
 """The numbers of the requests with several fields each."""
 
 EVERY = range(len(MANY), len(MANY) + len([*one_pair()]))
-"""Those of the requests with a pair each."""
+"""The numbers of the requests with a pair each."""
 
 SOME = MANY[2::4]
-"""Every field is in one of these, and in one without a grammar."""
+"""Each field is in one of them, and in one without a grammar."""

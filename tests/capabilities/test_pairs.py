@@ -145,7 +145,7 @@ def test_experts_are_exact_on_ranks_and_in_fewer_bits(shape, settings):
 
 
 def test_every_pair_of_fields_is_in_a_request_with_many():
-    """As it is by itself: greedy where it is, and without a grammar that it lacks."""
+    """A greedy pair is in a greedy request, and one without a grammar in one without."""
     every = [*many_fields()]
     for pair in one_pair():
         alike = [values for values in every if DRAWN.isdisjoint(values) == DRAWN.isdisjoint(pair)]

@@ -134,7 +134,7 @@ def test_the_context_length_bounds_the_answer(gradus):
 
 
 def test_ctrl_c_ends_it_with_130_and_without_a_traceback(gradus, monkeypatch):
-    """In this process; tests/cli/test_chat.py has one of its own that ends so."""
+    """The command runs in this process; tests/cli/test_chat.py has one that ends so in its own."""
     shown = []
 
     def interrupted(text):

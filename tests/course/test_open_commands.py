@@ -36,7 +36,7 @@ def forked(monkeypatch) -> None:
 
 
 def test_a_task_is_begun_and_measured(gradus, tmp_path):
-    """In a process of its own, which imports all that it needs."""
+    """The judge's process is not forked here: it imports all that it needs."""
     code, out, _ = gradus("check", "--open", "p14")
     file = tmp_path / "exercises" / "open" / "p14" / "yours.py"
     assert code == 0 and "gradus check --open p14" in out and "def place(" in file.read_text()

@@ -72,8 +72,8 @@ class OneSequence:
 
 
 def small(shape: str, dtype: torch.dtype = torch.float32, layers: int = 2) -> Model:
-    """Two layers: one of each kind where a family has two; where layers attend to others' keys and values, twice as
-    many, so that half of them do. A short prompt is longer than windows, and queries that grow do so much within it."""
+    """Two layers, one of each kind where a family has two; four where layers attend to others' keys and values: half of
+    them do. A short prompt is longer than the windows, and growing queries grow much within it."""
     whole = SHAPES[shape]
     config = replace(sharing(whole, layers) if whole.kv_sources else whole.stage(range(layers)), context_length=64)
     config = replace(config, ropes=tuple(rope and replace(rope, growth=soon(rope.growth)) for rope in config.ropes))

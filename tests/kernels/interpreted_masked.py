@@ -129,8 +129,8 @@ def test_a_call_that_begins_while_the_next_step_runs_is_drawn_again_with_its_mas
 ):
     again, draw_again, repeats = [], Runner._draw_again, []
     monkeypatch.setattr(Runner, "_draw_again", lambda *of: (again.append(repeats[-1]), draw_again(*of))[1])
-    some = lazy_requests()  # of which five have each kind of grammar, and one has none
-    asked = some[:5] if drafts else [*some[:5], some[8]]
+    some = lazy_requests()
+    asked = some[:5] if drafts else [*some[:5], some[8]]  # one without a grammar, the others with one each
     expected = {(each.id, 0): lazily_expected[each.id, 0] for each in asked}
     drafter = Known([(*each.prompt, *expected[each.id, 0].tokens) for each in asked]) if drafts else None
     made = engine(kernels=True, lag=lag, grammars=LAZY_GRAMMARS, drafter=drafter)

@@ -88,7 +88,7 @@ def test_what_cannot_be_compiled_elsewhere_is_left_to_the_process_that_asks(modu
 
 
 def tell_keys(modules: list[str], end: Connection) -> None:
-    """Import these modules in their order, and send the keys of their kernels, of which the last are settled first."""
+    """Import these modules in their order, and send their kernels' keys, settled from the last to the first."""
     for module in modules:
         import_module(module)
     for kernel in reversed(kernels_of(modules)):

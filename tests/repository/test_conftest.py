@@ -40,7 +40,7 @@ def test_this_machine_can_be_reached():
 
 
 def examples() -> list[int]:
-    """What a property test draws."""
+    """Return the examples of a property test."""
     drawn = []
 
     @settings(max_examples=300, database=None)

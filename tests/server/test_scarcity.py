@@ -39,7 +39,7 @@ def test_without_descriptors_requests_under_way_end_and_new_ones_are_served_afte
         assert result().status == 200
         for each in many:
             each.close()
-        # until then, what comes is closed at once
+        # until then, new connections are closed at once
         assert eventually(lambda: psutil.Process(server.process.pid).num_fds() < DESCRIPTORS // 2)
         assert client.post(prompt="a", max_tokens=3).status == 200
         server.signal()

@@ -194,8 +194,8 @@ def leaves_on_failure(config: ServerConfig) -> bool:
 
 
 def cache_line(info: ModelInfo) -> str:
-    """Format one line with what the cache holds: tokens, and sequences of each length that run at once; then what
-    host_cache keeps of those that it gives up."""
+    """Format one line with the cache's tokens and the sequences of each length that run at once, then the evicted ones
+    that host_cache keeps."""
     sessions, kept = (
         {int(length): count for length, count in counts.items()} for counts in (info.sessions, info.kept_sessions)
     )

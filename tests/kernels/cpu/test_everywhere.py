@@ -91,7 +91,7 @@ print(json.dumps([type(llm.engine.runner.step.passes).__name__, [one.token_ids f
 
 @pytest.fixture(scope="module")
 def parent():
-    """Of processes that have numba to import, and can do without."""
+    """A parent of processes that can import numba, and can do without."""
     parent = Parent("import gradus.assembly.on_torch, gradus.assembly.final, gradus.text.llm\n")
     yield parent
     parent.close()

@@ -151,7 +151,7 @@ class _Kind(NamedTuple):
 
 
 class _Sizes(NamedTuple):
-    """What is the same in every step of a model.
+    """A model's sizes, the same in every step.
 
     kinds: each with how many layers are of it. experts: each with the weights of one, and how many layers have them.
     """
