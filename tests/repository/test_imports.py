@@ -312,10 +312,12 @@ def test_every_cache_module_imports_without_torch():
     )
 
 
-def test_a_model_is_built_and_run_on_a_cpu_without_torchs_compiler():
-    """torch imports its compiler by itself, in two seconds, when certain functions are first called or imported."""
+def test_a_model_is_run_on_a_cpu_without_torchs_compiler_and_gpus_are_measured_without_the_package_that_reads_gguf():
+    """torch imports its compiler by itself, in two seconds, when certain functions are first called or imported. A lent
+    GPU machine has torch and Triton; that package is for the peer's weights and for files in that format."""
     code = """
 import importlib, sys
+sys.modules["gguf"] = None
 def light(what):
     assert "torch._dynamo" not in sys.modules, f"{what} imports torch's compiler"
 for name in ("gradus", "gradus.attention.reference", "gradus.text.llm"):
@@ -326,6 +328,7 @@ llm = LLM("random:tiny-llama", device="cpu")
 light("building an engine")
 llm.generate("text", SamplingParams(max_tokens=2))
 light("a step")
+import gradus.bench.command, gradus.bench.run.block
 """
     run_python(code)
 
@@ -376,10 +379,3 @@ from rich.markdown import Markdown
 Markdown("# A heading")
 """
     run_python(code)
-
-
-def test_what_measures_on_a_gpu_starts_without_the_package_that_reads_gguf():
-    """A lent GPU machine has torch and Triton; that package is for the peer's weights and for files in that format."""
-    code = "import sys; sys.modules['gguf'] = None; import gradus.bench.command, gradus.bench.run.block"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
-    assert done.returncode == 0, done.stderr

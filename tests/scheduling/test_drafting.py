@@ -341,14 +341,14 @@ def test_new_requests_are_expected_to_be_like_the_ones_before_them():
     assert not any(others.run(0.05, HOLD - 1)), "not before a trial"
 
 
-@pytest.mark.parametrize("chance", first([0.5, 0.0, 1.0]))
-def test_ten_thousand_requests_do_not_wear_it_out(chance):
+@pytest.mark.parametrize(("chance", "requests"), first([(0.5, 2_000), (0.5, 10_000), (0.0, 10_000), (1.0, 10_000)]))
+def test_thousands_of_requests_do_not_wear_it_out(chance, requests):
     device = Device(adaptive(), by_rows(0.01))
     device.run(chance, 2000)
     device.forget()
     device.run(chance, 500)
     before = device.gains()[0]
-    for _ in range(10_000):
+    for _ in range(requests):
         device.control.begin(0)
         device.step(chance)
     device.run(chance, 1000)
