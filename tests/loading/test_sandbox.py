@@ -176,7 +176,7 @@ def test_the_refusal_names_the_template_and_the_limit():
     [
         "".join(f"{{% set a{n} = 1 %}}{{% if x %}}{{% endif %}}" for n in range(9000)),
         "{{ a }}" * 12_000,
-        "{% if a %}" + "{% elif a %}" * 8_000 + "{% endif %}",
+        "{% if a %}" + "{% elif a %}" * 5_200 + "{% endif %}",
         "{% if a %}" * 300 + "{% endif %}" * 300,
         "{% for a in b %}" * 300 + "{% endfor %}" * 300,
         "{% for a in b %}" * 25 + "{% endfor %}" * 25,

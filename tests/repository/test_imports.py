@@ -312,23 +312,24 @@ def test_every_cache_module_imports_without_torch():
     )
 
 
-def test_a_model_is_run_on_a_cpu_without_torchs_compiler_and_gpus_are_measured_without_the_package_that_reads_gguf():
+def test_a_model_runs_on_a_cpu_without_torchs_compiler_and_what_measures_starts_without_the_package_that_reads_gguf():
     """torch imports its compiler by itself, in two seconds, when certain functions are first called or imported. A lent
     GPU machine has torch and Triton; that package is for the peer's weights and for files in that format."""
     code = """
 import importlib, sys
-sys.modules["gguf"] = None
 def light(what):
     assert "torch._dynamo" not in sys.modules, f"{what} imports torch's compiler"
-for name in ("gradus", "gradus.attention.reference", "gradus.text.llm"):
+sys.modules["gguf"] = None
+for name in ("gradus", "gradus.attention.reference", "gradus.text.llm", "gradus.bench.command",
+             "gradus.bench.run.block"):
     importlib.import_module(name)
     light(name)
+del sys.modules["gguf"]
 from gradus import LLM, SamplingParams
 llm = LLM("random:tiny-llama", device="cpu")
 light("building an engine")
 llm.generate("text", SamplingParams(max_tokens=2))
 light("a step")
-import gradus.bench.command, gradus.bench.run.block
 """
     run_python(code)
 
