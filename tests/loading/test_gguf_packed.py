@@ -169,8 +169,8 @@ def test_an_embedding_that_is_no_head_is_looked_up_in_its_bits(tmp_path):
 def test_tokens_are_those_of_the_widened_file_in_every_engine(tmp_path, family):
     """Decodes in kernels, prompts in torch, and a phase of the course, which multiplies in torch alone.
 
-    The first have rows in another order, fused matrices, and a table for each layer. That the matrices of the others
-    are those of the file is tested above, and what engines compute with them in tests/cpu.
+    The first have rows in another order, fused matrices, and a table for each layer. Of the others, every matrix is
+    compared above.
     """
     table = {"model.embed_tokens.weight": Type.Q5_K}
     path = str(write(tmp_path / "m.gguf", list(KEPT), family, **table))
