@@ -5,7 +5,7 @@ how anything is packed.
 """
 
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -173,10 +173,17 @@ FORMATS: dict[str, tuple[Callable[..., Matrix], dict[str, Any]]] = {
 }
 
 
+@cache
+def matrix(form: str, n: int, k: int, seed: int) -> Matrix:
+    """Loops over words take long, and every test of a format has the same matrices."""
+    make, _ = FORMATS[form]
+    return make(n, k, seed)
+
+
 def quantize_folder(folder: Path, form: str, family: str = "llama", *, ends: str = "_proj.weight") -> dict[str, Tensor]:
     """Rewrite a checkpoint's matrices in a format, with new random values. Returns the float matrix that each encodes,
     by name. ends: the suffix of the matrices' names."""
-    make, config = FORMATS[form]
+    _, config = FORMATS[form]
     write_folder(folder, family)
     tensors = load_file(folder / "model.safetensors")
     found = {}
@@ -184,7 +191,7 @@ def quantize_folder(folder: Path, form: str, family: str = "llama", *, ends: str
         if name.endswith(ends):
             n, k = tensors.pop(name).shape
             prefix = name.removesuffix(".weight")
-            parts, found[prefix] = make(n, k, number)
+            parts, found[prefix] = matrix(form, n, k, number)
             tensors |= {f"{prefix}.{end}": part.contiguous() for end, part in parts.items()}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     write_json(folder / "config.json", read_object(folder / "config.json") | {"quantization_config": config})

@@ -1,5 +1,7 @@
 """Experts in GGUF files: stacks that stay where they are in the file, whatever the checkpoint calls its tensors."""
 
+from itertools import product
+
 import gguf
 import numpy as np
 import pytest
@@ -18,6 +20,7 @@ from gradus.models import SHAPES, create_model, load_weights, randomize, read_co
 from gradus.quantization.gguf import GGUFLinear
 from gradus.quantization.parts import SideBySide
 from tests.models.conftest import run
+from tests.pairwise import first
 
 CPU = {"device": "cpu"}
 GREEDY = SamplingParams(max_tokens=12, ignore_eos=True)
@@ -27,6 +30,11 @@ PROMPTS = [[5, 6, 7], [9] * 20]
 
 PLAIN = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}  # llama.cpp rounds the bounds of YaRN
 FAMILIES = ("mixtral", "qwen2-moe", "qwen3-moe", "olmoe", "granite-moe", "gemma4-moe", "gpt-oss", "glm4-moe")
+
+
+def is_usual(family):
+    """Whether a file has three stacks for each layer's experts, and no biases: not one for gates and features."""
+    return family not in ("gemma4-moe", "gpt-oss")
 
 
 def model_of(shape="qwen3-moe"):
@@ -57,9 +65,10 @@ def rounded(model, kind):
     return copy
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("kept", [False, True])
-def test_experts_are_what_the_file_says(tmp_path, family, kept):
+@pytest.mark.parametrize(
+    ("kept", "family"), [*product([True], FAMILIES), *first(product([False], sorted(FAMILIES, key=is_usual)), 2)]
+)
+def test_experts_are_what_the_file_says(tmp_path, kept, family):
     model, kind = model_of(family), Type.Q8_0
     checkpoint = open_checkpoint(written(tmp_path / "m.gguf", model, kind))
     assert checkpoint.config.experts == model.config.experts

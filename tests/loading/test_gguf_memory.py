@@ -103,16 +103,20 @@ def file(tmp_path_factory) -> Path:
         patch.setattr(builders, "tensors_of", tensors_of)
         patch.setattr(builders, "encode", lambda values, kind: random_blocks(kind, *values.shape))
         write_gguf(path, quantize=matrices, config=config)
-    measured(path, KEPT)  # where no process before has compiled the kernels, that takes memory once
     return path
 
 
 def test_a_model_takes_the_bytes_of_its_file_once(file):
-    size, found = file.stat().st_size / 1e6, measured(file, KEPT)
+    size = file.stat().st_size / 1e6
+    most = 1.2 * size + OTHERS
     assert size > 110
-    taken = found["loaded"] - found["before"]
-    assert 0.9 * size < taken < 1.2 * size + OTHERS, f"{taken:.0f} MB for a file of {size:.0f} MB"
-    assert found["answered"] < found["loaded"] + 0.5 * size, "nor is it widened later"
+    for _ in range(2):  # where no process before has compiled the kernels, the first one does, which takes memory
+        found = measured(file, KEPT)
+        taken, later = found["loaded"] - found["before"], found["answered"] - found["loaded"]
+        if taken < most and later < 0.5 * size:
+            break
+    assert 0.9 * size < taken < most, f"{taken:.0f} MB for a file of {size:.0f} MB"
+    assert later < 0.5 * size, "nor is it widened later"
 
 
 @pytest.mark.stress

@@ -17,7 +17,7 @@ from tests.loading.builders import CHATML, write_folder
 
 COMMIT = "a" * 40
 LOAD = """
-import sys, json
+import sys, json, os
 from gradus.errors import GradusError
 from gradus.loading import open_checkpoint
 
@@ -29,12 +29,14 @@ class Notes:
 
 try:
     checkpoint = open_checkpoint(sys.argv[1], progress=Notes())
-    import torch  # what cannot be had needs none
-    from gradus.loading import load_model
-    model = load_model(checkpoint, dtype=torch.float32, device="cpu")
     files = sorted(str(path.relative_to(checkpoint.source)) for path in checkpoint.source.rglob("*") if path.is_file())
-    norm = model.state_dict()["norm.weight"].tolist()
-    print(json.dumps({"files": files, "norm": norm, "done": Notes.done, "tasks": Notes.tasks}))
+    found = {"files": files, "source": str(checkpoint.source), "done": Notes.done, "tasks": Notes.tasks}
+    if os.environ.get("WEIGHTS"):
+        import torch  # takes as long as ten of these processes
+        from gradus.loading import load_model
+        model = load_model(checkpoint, dtype=torch.float32, device="cpu")
+        found["norm"] = model.state_dict()["norm.weight"].tolist()
+    print(json.dumps(found))
 except GradusError as error:
     print(json.dumps({"error": f"{type(error).__name__}: {error}"}))
 """
@@ -129,7 +131,7 @@ def load(name: str, home: Path, **environment: str) -> dict:
 
 
 def test_a_hub_id_downloads_what_is_needed_and_nothing_else(hub, tmp_path):
-    online = load("org/tiny", tmp_path / "home", HF_ENDPOINT=hub)
+    online = load("org/tiny", tmp_path / "home", HF_ENDPOINT=hub, WEIGHTS="1")
     assert online["files"] == [
         "additional_chat_templates/tool_use.jinja",
         "config.json",
@@ -146,7 +148,7 @@ def test_a_hub_id_downloads_what_is_needed_and_nothing_else(hub, tmp_path):
     assert not any(".bin" in path or ".py" in path or "onnx" in path for path in Hub.asked)
 
     offline = load("org/tiny", tmp_path / "home", HF_HUB_OFFLINE="1", HF_ENDPOINT="http://127.0.0.1:9")
-    assert offline["norm"] == online["norm"]
+    assert offline["files"] == online["files"] and offline["source"] == online["source"]
 
 
 @pytest.mark.parametrize(

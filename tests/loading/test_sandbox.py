@@ -175,12 +175,12 @@ def test_the_refusal_names_the_template_and_the_limit():
     "source",
     [
         "".join(f"{{% set a{n} = 1 %}}{{% if x %}}{{% endif %}}" for n in range(9000)),
-        "{{ a }}" * 37_000,
-        "{% if a %}" + "{% elif a %}" * 20_000 + "{% endif %}",
+        "{{ a }}" * 12_000,
+        "{% if a %}" + "{% elif a %}" * 5_200 + "{% endif %}",
         "{% if a %}" * 300 + "{% endif %}" * 300,
         "{% for a in b %}" * 300 + "{% endfor %}" * 300,
         "{% for a in b %}" * 25 + "{% endfor %}" * 25,
-        "{{ " + "a + " * 60_000 + "a }}",
+        "{{ " + "a + " * 12_000 + "a }}",
         "{{ " + "(" * 100_000 + "a }}",
         "{{ " + "9" * 200_000 + " }}",
         "{{ '" + "x" * 200_000 + " }}",
@@ -277,7 +277,7 @@ def test_long_conversations_with_many_tools_are_rendered(name, shape):
 
 def test_renderings_in_several_threads_have_budgets_of_their_own():
     good, bad = ChatTemplate(QWEN_LIKE), ChatTemplate(HOSTILE["nested empty loops"])
-    found, together = [], threading.Barrier(4)
+    found, together = [], threading.Barrier(2)
 
     def render():
         together.wait()
@@ -286,10 +286,10 @@ def test_renderings_in_several_threads_have_budgets_of_their_own():
             with pytest.raises(RequestError, match=r"needs more than \d+ steps"):  # and not that it has no budget
                 bad.render(MESSAGES[:2], **CALL)
 
-    with ThreadPoolExecutor(4) as threads:
-        for done in [threads.submit(render) for _ in range(4)]:
+    with ThreadPoolExecutor(2) as threads:
+        for done in [threads.submit(render) for _ in range(2)]:
             done.result()
-    assert len(found) == 8 and len(set(found)) == 1
+    assert len(found) == 4 and len(set(found)) == 1
 
 
 def test_one_rendering_leaves_nothing_to_the_next():

@@ -23,7 +23,8 @@ from tests.loading.builders import tensors_of
 from tests.models.conftest import InMemory
 
 MOE = SHAPES["tiny-qwen3-moe"]  # 8 experts of 96, in layers 0, 2 and 3
-GREEDY = SamplingParams(max_tokens=12, ignore_eos=True)
+GREEDY = SamplingParams(max_tokens=8, ignore_eos=True)
+PROMPTS = [[5, 6, 7], [9] * 20, list(range(40, 80))]
 UP, DOWN = MatrixId("experts_up", 0), MatrixId("experts_down", 0)
 CLASSES = {**STORED, "words": Mxfp4Linear}
 ROUNDED = [*SCHEMES, "int4-g32-ordered", "words"]
@@ -211,20 +212,22 @@ def test_a_checkpoint_s_experts_are_rounded_as_ours_are(scheme):
             assert error < (0.26 if scheme == "mxfp4" else 0.1)
 
 
+@pytest.fixture(scope="module")
+def unquantized():
+    """The tokens of the model in floats."""
+    llm = LLM("random:tiny-qwen3-moe", phase="p00", device="cpu", dtype="float32")
+    return [done.token_ids for done in llm.generate(PROMPTS, GREEDY)]
+
+
 @pytest.mark.parametrize("quantize", ["int8", "fp8", "fp8-block", "int4", "mxfp4"])
-def test_every_engine_gives_a_quantized_model_s_tokens(quantize):
+def test_every_engine_gives_a_quantized_model_s_tokens(quantize, unquantized):
     settings = {"device": "cpu", "dtype": "float32", "quantize": quantize}
-    prompts = [[5, 6, 7], [9] * 20, list(range(40, 80))]
     plain = LLM("random:tiny-qwen3-moe", phase="p00", **settings)
-    expected = [done.token_ids for done in plain.generate(prompts, GREEDY)]
-    assert expected != [done.token_ids for done in unquantized().generate(prompts, GREEDY)]
+    expected = [done.token_ids for done in plain.generate(PROMPTS, GREEDY)]
+    assert expected != unquantized
     for phase in ("p06", None):
         engine = LLM("random:tiny-qwen3-moe", phase=phase, max_sequences=2, **settings)
-        assert [done.token_ids for done in engine.generate(prompts, GREEDY)] == expected, phase
-
-
-def unquantized():
-    return LLM("random:tiny-qwen3-moe", phase="p00", device="cpu", dtype="float32")
+        assert [done.token_ids for done in engine.generate(PROMPTS, GREEDY)] == expected, phase
 
 
 @pytest.mark.parametrize("scheme", ["int8", "fp8", "fp8-block", "int4", "mxfp4"])

@@ -159,7 +159,7 @@ def with_newer_families() -> list:
     return [pytest.param(*pair, marks=() if pair in USUAL else pytest.mark.stress) for pair in pairs]
 
 
-@pytest.mark.parametrize(("quantize", "shape"), [*product(SCHEMES, OLDER), *with_newer_families()])
+@pytest.mark.parametrize(("quantize", "shape"), [*each_once(SCHEMES, OLDER), *with_newer_families()])
 def test_every_engine_gives_a_quantized_model_s_tokens(quantize, shape):
     """The oracle: the plainest engine, over the same quantized weights."""
     settings = {"device": "cpu", "dtype": "float32", "quantize": quantize}

@@ -38,12 +38,34 @@ LAUNCHED_BY_ENGINES = {
 }  # fmt: skip
 
 
+CHOICES = ("gpu and quick", "gpu and plans_memory", "gpu")
+LIST = f"""
+import sys, pytest
+for choice in {CHOICES}:
+    print("choice", choice, flush=True)
+    code = pytest.main(["--collect-only", "-q", "-m", choice, sys.argv[1]])
+    assert code == 0, code
+"""
+
+
+def chosen(folder: Path, choice: str) -> list[str]:
+    """The ids of the tests that are chosen, in their order."""
+    return collected(folder)[choice]
+
+
 @cache
-def chosen(folder: Path, *arguments: str) -> list[str]:
-    """The ids of the tests that are chosen."""
-    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", *arguments, str(folder)]
-    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True)
-    return [line for line in listed.stdout.splitlines() if "::" in line]
+def collected(folder: Path) -> dict[str, list[str]]:
+    """Each choice's tests, from one process: most of its time goes to imports."""
+    command = [sys.executable, "-c", LIST, str(folder)]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
+    assert listed.returncode == 0, listed.stdout[-2000:] + listed.stderr[-2000:]
+    found: dict[str, list[str]] = {}
+    for line in listed.stdout.splitlines():
+        if line.startswith("choice "):
+            ids = found[line.removeprefix("choice ")] = []
+        elif "::" in line:
+            ids.append(line)
+    return found
 
 
 def functions(ids: list[str]) -> set[tuple[str, str]]:
@@ -109,7 +131,7 @@ def found() -> dict[tuple[str, str], set[str]]:
 
 
 def test_each_file_has_a_quick_case_and_all_of_them_take_minutes():
-    ids = chosen(FOLDER, "-m", "gpu and quick")
+    ids = chosen(FOLDER, "gpu and quick")
     assert sorted({file for file, _ in functions(ids)}) == FILES
     assert len(ids) <= MOST_QUICK
 
@@ -135,7 +157,7 @@ def launches(tree: ast.Module) -> Iterator[str]:
 
 
 def test_each_kernel_is_launched_by_a_quick_case(found):
-    quick = functions(chosen(FOLDER, "-m", "gpu and quick"))
+    quick = functions(chosen(FOLDER, "gpu and quick"))
     assert {tuple(test.split("::")) for test in LAUNCHED_BY_ENGINES} <= quick
     names = [name for test in quick for name in found[test]]
     by_engines = {f"gradus.kernels.{each}" for kernels in LAUNCHED_BY_ENGINES.values() for each in kernels}
@@ -151,7 +173,7 @@ def test_engines_whose_memory_is_planned_from_what_is_free_are_marked(found):
     engines of these tests have room for a few sequences and no more."""
     planning = {test for test, names in found.items() if names & {"gradus.LLM", "memory_fraction="}}
     planning |= {("test_tensor_parallel.py", name) for file, name in found if file == "test_tensor_parallel.py"}
-    assert functions(chosen(FOLDER, "-m", "gpu and plans_memory")) == planning
+    assert functions(chosen(FOLDER, "gpu and plans_memory")) == planning
 
 
 SUITE = """
@@ -174,21 +196,20 @@ def test_other():
 """
 
 
-@pytest.fixture
-def folder(tmp_path) -> Path:
-    (tmp_path / "conftest.py").write_text(
-        (ROOT / "tests" / "conftest.py").read_text(encoding="utf-8"), encoding="utf-8"
-    )
-    (tmp_path / "test_suite.py").write_text(SUITE, encoding="utf-8")
-    return tmp_path
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    suite = tmp_path_factory.mktemp("suite")
+    (suite / "conftest.py").write_text((ROOT / "tests" / "conftest.py").read_text(encoding="utf-8"), encoding="utf-8")
+    (suite / "test_suite.py").write_text(SUITE, encoding="utf-8")
+    return suite
 
 
 def test_of_a_parametrized_test_the_first_case_is_quick(folder):
-    assert [line.split("::")[1] for line in chosen(folder, "-m", "gpu and quick")] == ["test_cases[a-1]"]
+    assert [line.split("::")[1] for line in chosen(folder, "gpu and quick")] == ["test_cases[a-1]"]
 
 
 def test_what_plans_memory_comes_last(folder):
-    assert [line.split("::")[1].split("[")[0] for line in chosen(folder, "-m", "gpu")] == [
+    assert [line.split("::")[1].split("[")[0] for line in chosen(folder, "gpu")] == [
         *["test_cases"] * 4,
         "test_other",
         "test_planned",

@@ -173,7 +173,7 @@ def test_the_measures_of_teaching_code_count(tmp_path):
 
 
 def test_every_source_file_opens_with_its_idea():
-    silent = [path for path in SOURCES if text_of(path).strip() and not ast.get_docstring(ast.parse(text_of(path)))]
+    silent = [path for path in SOURCES if (text := text_of(path)).strip() and not re.match(r'r?"""\S', text)]
     assert not [str(path.relative_to(ROOT)) for path in silent]
 
 

@@ -3,8 +3,8 @@
 What other libraries change when they are imported is theirs: they are imported before the first look.
 """
 
-import ast
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -61,6 +61,9 @@ def changed(before):
 OPTIONAL = ("triton", "transformers", "llama_cpp", "opentelemetry", "ray")
 
 
+IMPORT = re.compile(r"^ *(?:from (\w[\w.]*) import |import (\w[\w.]*(?:, \w[\w.]*)*))", re.MULTILINE)
+
+
 def modules() -> list[str]:
     """Every module of gradus."""
     paths = (path.relative_to(SOURCE.parent).with_suffix("") for path in SOURCE.rglob("*.py"))
@@ -71,11 +74,8 @@ def libraries() -> list[str]:
     """Every module of somebody else's that gradus imports anywhere."""
     found: set[str] = set()
     for path in SOURCE.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Import):
-                found |= {alias.name for alias in node.names}
-            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-                found.add(node.module)
+        for origin, names in IMPORT.findall(path.read_text(encoding="utf-8")):
+            found |= {origin} if origin else set(names.split(", "))
     return sorted(name for name in found if name.split(".")[0] != "gradus")
 
 

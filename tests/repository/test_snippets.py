@@ -9,12 +9,12 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-import typer
 
 from gradus import cli
 from gradus.course import printed
 from gradus.server.api.generate import Generate
 from gradus.server.config import ServerConfig
+from tests.repository.test_statements import command_line
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "phases").rglob("*.md")])
@@ -149,7 +149,7 @@ SHOWN["gradus"] = commands(cli.gradus_command.__doc__)
 @pytest.mark.parametrize("line", [line for lines in SHOWN.values() for line in lines])
 def test_every_command_that_is_shown_can_be_given(line):
     """It is parsed as the command line would be, and not run."""
-    group = typer.main.get_command(cli.app)
+    group = command_line()
     name, *arguments = shlex.split(line)[1:]
     if name == "--help":
         return

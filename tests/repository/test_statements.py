@@ -7,6 +7,7 @@ here, with the refusal in the source that makes it true.
 import importlib
 import re
 from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -219,9 +220,14 @@ def options_of(command: object) -> set[str]:
     return own.union(*map(options_of, getattr(command, "commands", {}).values()), {"--help"})
 
 
+@cache
+def command_line():
+    return typer.main.get_command(cli.app)
+
+
 def unknown_commands(line: str) -> list[str]:
     """The command, or the options, of a `gradus …` line that do not exist."""
-    group = typer.main.get_command(cli.app)
+    group = command_line()
     words = line.split()
     name, *arguments = words[words.index("gradus") + 1 :] or ["--help"]
     if name.startswith("-"):

@@ -10,11 +10,12 @@ from gradus.scheduling.columns import Columns
 from gradus.scheduling.draft_shapes import DraftShapes
 from gradus.scheduling.drafting import DraftControl
 from gradus.scheduling.scheduler import Scheduler
-from tests.pairwise import each_once
+from tests.pairwise import each_once, first
 from tests.scheduling.replica import ask, expected, half_right, nonsense, nothing, oracle
 from tests.scheduling.world import World, random_world
 
 DRAFTERS = [oracle, nonsense, half_right, nothing]
+SEEDS = first([range(15), range(15, 40)])
 
 
 def speculating(drafts: int = 3, guess=oracle, lag: int = 1, padded: bool = False, **settings) -> World:
@@ -23,16 +24,18 @@ def speculating(drafts: int = 3, guess=oracle, lag: int = 1, padded: bool = Fals
     return World(**{"pages": 64, "lag": lag, "drafting": control, "guess": guess, **settings})
 
 
+@pytest.mark.parametrize("seeds", SEEDS)
 @pytest.mark.parametrize(("lag", "guess"), each_once([0, 1, 2], [*DRAFTERS]))
-def test_whatever_is_drafted_the_tokens_are_those_without_drafts(lag, guess):
+def test_whatever_is_drafted_the_tokens_are_those_without_drafts(lag, guess, seeds):
     """`World.take` compares every token; `drain` demands that every sequence ends, and every page comes back."""
-    for seed in range(40):
+    for seed in seeds:
         random_world(seed, lag=lag, drafts=1 + seed % 5, guess=guess)
 
 
+@pytest.mark.parametrize("seeds", SEEDS)
 @pytest.mark.parametrize("lag", [0, 1, 2])
-def test_windows_lose_no_page_that_a_rejected_draft_must_be_run_again_from(lag):
-    for seed in range(30):
+def test_windows_lose_no_page_that_a_rejected_draft_must_be_run_again_from(lag, seeds):
+    for seed in seeds:
         random_world(seed, lag=lag, drafts=1 + seed % 4, guess=nothing, windows=(5, None))
 
 
@@ -53,9 +56,10 @@ class Fickle(DraftControl):
         return np.array([self.draw.randint(0, most) for most in super().choose(slots, left).tolist()], np.int64)
 
 
+@pytest.mark.parametrize("seeds", SEEDS)
 @pytest.mark.parametrize(("lag", "guess"), each_once([0, 1, 2], [*DRAFTERS]))
-def test_steps_with_drafts_and_without_may_follow_each_other_in_any_order(lag, guess):
-    for seed in range(40):
+def test_steps_with_drafts_and_without_may_follow_each_other_in_any_order(lag, guess, seeds):
+    for seed in seeds:
         random_world(seed, lag=lag, drafts=1 + seed % 8, guess=guess, control=Fickle)
 
 

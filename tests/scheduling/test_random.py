@@ -191,6 +191,10 @@ class ReservesNoPage(Scheduler):
         return self.columns.holds(sequence)
 
 
+RARE = {KeepsVictimsInThePlan: 94, ResumesTooSoon: 56, ForgetsSiblings: 23}
+"""The first life in which a rare fault shows. It is lived first, and all others where it shows the fault no longer."""
+
+
 @pytest.mark.parametrize(
     ("broken", "noticed"),
     [
@@ -217,7 +221,7 @@ class ReservesNoPage(Scheduler):
 )
 def test_a_broken_scheduler_is_noticed(broken, noticed):
     with pytest.raises((AssertionError, ValueError, KeyError, IndexError), match=noticed):
-        for seed in range(120):
+        for seed in (RARE.get(broken, 0), *range(120)):
             random_world(seed, broken, lag=seed % 3)
 
 
