@@ -18,7 +18,7 @@ from gradus.text.interrupts import Interrupts
 from gradus.text.turns import Turns
 
 PROMPTS = ["a first prompt", "b", "the third and longest of these prompts"]
-PARAMS = SamplingParams(max_tokens=24, temperature=1.0, seed=5, ignore_eos=True)
+PARAMS = SamplingParams(max_tokens=12, temperature=1.0, seed=5, ignore_eos=True)
 ENDLESS = SamplingParams(max_tokens=400, ignore_eos=True)
 PATIENCE_S = 30
 
@@ -87,16 +87,27 @@ def test_an_iterator_may_be_read_by_one_thread_after_another(llm):
     assert seen + sum((delta.token_ids for delta in stream), ()) == whole(llm, "a")
 
 
-def test_a_call_in_a_thread_whose_task_was_cancelled_leaves_the_model_to_the_next(llm):
+def test_a_call_in_a_thread_whose_task_was_cancelled_leaves_the_model_to_the_next(llm, monkeypatch):
+    advance, begun, left = llm.core.step, threading.Event(), threading.Event()
+
+    def until_left():
+        begun.set()
+        assert left.wait(PATIENCE_S)
+        return advance()
+
     async def cancelled():
-        task = asyncio.create_task(asyncio.to_thread(llm.generate, "a", ENDLESS))
-        await asyncio.sleep(0.01)
+        task = asyncio.create_task(asyncio.to_thread(whole, llm, "a"))
+        assert await asyncio.to_thread(begun.wait, PATIENCE_S)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
+        left.set()
         return await asyncio.wait_for(asyncio.to_thread(whole, llm, "b"), PATIENCE_S)
 
-    assert asyncio.run(cancelled()) == whole(llm, "b")
+    with monkeypatch.context() as during:
+        during.setattr(llm.core, "step", until_left)
+        found = asyncio.run(cancelled())
+    assert found == whole(llm, "b")
 
 
 def test_asynchronous_iterators_interleave(llm):
@@ -124,7 +135,7 @@ def test_a_step_leaves_a_streams_deltas_to_its_iterator(llm):
     stream = llm.stream("a", PARAMS)
     seen = next(stream).token_ids
     mine = llm.submit("b", PARAMS)
-    deltas = [delta for _ in range(60) for delta in llm.step()]
+    deltas = [delta for _ in range(30) for delta in llm.step()]
     assert {delta.request_id for delta in deltas} == {mine}
     assert seen + sum((delta.token_ids for delta in stream), ()) == whole(llm, "a")
 
@@ -143,7 +154,7 @@ def test_an_iterator_collected_within_a_step_is_ended_by_the_next_one(llm, monke
     del holder
     with monkeypatch.context() as during:
         during.setattr(llm.core, "step", collecting)
-        assert len(whole(llm, "b")) == 24
+        assert len(whole(llm, "b")) == PARAMS.max_tokens
     assert not llm.front_end.open_requests
 
 
