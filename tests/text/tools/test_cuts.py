@@ -198,8 +198,8 @@ HOSTILE = {
 
 @pytest.mark.parametrize(("name", "unit"), [(name, unit) for name, units in HOSTILE.items() for unit in units])
 def test_hostile_answers_take_linear_time(name, unit):
-    """Counts calls of functions, which a busy machine does not change. A unit of many characters is repeated less often;
-    the second and the third text let one beginning grow."""
+    """Counts calls of functions, which a busy machine does not change. A long unit is repeated less often; the second
+    and the third text let one beginning grow."""
     dialect = family(name)
     for text in (lambda n: unit * max(n // len(unit), n // 4), lambda n: unit + "[" * n, lambda n: unit + "x" * n):
         small, large = (work(dialect, tokens_of(dialect, text(size))) for size in (100, 400))
