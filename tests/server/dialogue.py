@@ -25,7 +25,7 @@ ANSWERS = {
     "only_thought": THOUGHT,
     "repeats": f"Let me look.\n{CALL}\n{CALL}\n{CALL} and so on",
     "call_and_talk": f"{CALL}\n{SECOND}\nI have called both.\n{CALL}",
-    "calls_on": "\n".join(CALL.replace("1, 2", str(day)) for day in range(20)),
+    "calls_on": "\n".join(CALL.replace('"place": "Ulm", "days": [1, 2]', f'"days": [{day}]') for day in range(20)),
     "malformed": 'Well.\n<tool_call>\n{"name": "look_up", "arguments": {"place": oops}}\n</tool_call>',
     "unknown": '<tool_call>\n{"name": "nope", "arguments": {}}\n</tool_call>',
     "json": '{"city": "Ulm", "people": 128928}',

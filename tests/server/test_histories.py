@@ -4,7 +4,6 @@ Bodies go through the readers of the protocols and the model's template, without
 take seconds: each value below in each place of a valid body.
 """
 
-import copy
 import json
 from types import SimpleNamespace
 
@@ -131,9 +130,9 @@ def places(value, path=()):
         yield from places(inner, (*path, key))
 
 
-def changed(body, path, value):
-    """A copy of a body with another value in one place, or without that place."""
-    made = copy.deepcopy(body)
+def changed(written, path, value):
+    """Read a written body, and give it another value in one place, or take that place away."""
+    made = json.loads(written)
     inner = made
     for step in path[:-1]:
         inner = inner[step]
@@ -159,11 +158,11 @@ def test_any_value_in_any_place_of_a_history_is_read_or_refused_by_name(name, te
     protocol, body = PROTOCOLS[name]
     client = client_of(template)
     assert refusal(protocol, body, client) is None
-    broken, refused = {}, 0
+    written, broken, refused = json.dumps(body), {}, 0
     for path in places(body):
         for value in (*WRONG, GONE):
             try:
-                message = refusal(protocol, changed(body, path, value), client)
+                message = refusal(protocol, changed(written, path, value), client)
             except Exception as error:
                 broken[path, repr(value)[:40]] = repr(error)[:200]
                 continue

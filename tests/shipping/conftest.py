@@ -37,6 +37,22 @@ def scrapes():
         return before, scraped(server)
 
 
+COUNTERS = ("_total", "_bucket", "_count", "_sum")
+STEP_S, LENGTH_S = 15.0, 2 * 3600.0
+TIMES = [step * STEP_S for step in range(int(LENGTH_S / STEP_S) + 1)]
+
+
+@pytest.fixture(scope="session")
+def series(scrapes):
+    """Two hours of a server: gauges stay, and counters grow in each step as they did between two scrapes."""
+    before, after = scrapes
+    found = {}
+    for (name, labels), value in after.items():
+        growth = value - before.get((name, labels), 0.0) if name.endswith(COUNTERS) else 0.0
+        found[name, labels] = [(t, value + growth * step) for step, t in enumerate(TIMES)]
+    return found
+
+
 @pytest.fixture(scope="session")
 def known(scrapes):
     """The labels of each series' name."""

@@ -7,8 +7,10 @@ the first and the last sample over the time between them: Prometheus extrapolate
 
 import math
 import re
+from bisect import bisect_right
 from dataclasses import dataclass, field
 from itertools import pairwise
+from operator import itemgetter
 
 LOOKBACK_S = 300.0  # an instant query takes the newest sample that is no older
 GRAFANA = {"$__rate_interval": 300.0, "$__interval": 60.0, "$__range": 3600.0}
@@ -55,9 +57,7 @@ class Selector:
     range_s: float | None = None
     offset_s: float = 0.0
 
-    def matches(self, name, labels):
-        if self.name and name != self.name:
-            return False
+    def matches(self, labels):
         tests = {"=": str.__eq__, "!=": str.__ne__}
         for label, operator, wanted in self.matchers:
             found = labels.get(label, "")
@@ -255,9 +255,9 @@ class Recording:
         end = now - selector.offset_s
         start = end - (LOOKBACK_S if selector.range_s is None else selector.range_s)
         for (name, labels), samples in self.series.items():
-            if selector.matches(name, dict(labels)):
-                found = [sample for sample in samples if start < sample[0] <= end]
-                if found:
+            if selector.name in ("", name) and selector.matches(dict(labels)):
+                first, last = (bisect_right(samples, time, key=itemgetter(0)) for time in (start, end))
+                if found := samples[first:last]:
                     yield labels, found
 
     def evaluate(self, tree, now):

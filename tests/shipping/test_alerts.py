@@ -8,7 +8,7 @@ import yaml
 
 from tests.server.conftest import eventually, running
 from tests.server.scripted import KILL
-from tests.shipping.conftest import scraped
+from tests.shipping.conftest import LENGTH_S, STEP_S, TIMES, scraped
 from tests.shipping.promql import Aggregate, Recording, Selector, duration, nodes, read
 
 ROOT = Path(__file__).parents[2]
@@ -19,7 +19,6 @@ RULES = [
     for rule in group["rules"]
 ]
 ALERTS = {rule["alert"]: rule for rule in RULES}
-STEP_S, LENGTH_S = 15.0, 2 * 3600.0
 
 
 @pytest.mark.parametrize("alert", ALERTS)
@@ -73,20 +72,11 @@ def test_the_check_for_what_a_server_measures_catches(known):
 
 # -- what fires --------------------------------------------------------------------------------------------------------
 
-COUNTERS = ("_total", "_bucket", "_count", "_sum")
 
-
-def recorded(scrapes, changes=()):
-    """Two hours of a server: gauges stay, and counters grow in each step as they did between two scrapes.
-
-    changes: (name, labels, function of seconds) for series that take other values; None takes a series away.
-    """
-    before, after = scrapes
-    times = [step * STEP_S for step in range(int(LENGTH_S / STEP_S) + 1)]
-    series = {}
-    for (name, labels), value in after.items():
-        growth = value - before.get((name, labels), 0.0) if name.endswith(COUNTERS) else 0.0
-        series[name, labels] = [(t, value + growth * step) for step, t in enumerate(times)]
+def recorded(series, changes=()):
+    """Record the series. changes: (name, labels, function of seconds) for those that take other values; None takes a
+    series away."""
+    series = dict(series)
     for name, wanted, function in changes:
         found = [key for key in series if key[0] == name and wanted.items() <= dict(key[1]).items()]
         base = dict(next(key for key in series if key[0] == name)[1]) if not found else {}
@@ -94,7 +84,7 @@ def recorded(scrapes, changes=()):
             if function is None:
                 del series[key]
             else:
-                series[key] = [(t, function(t)) for t in times]
+                series[key] = [(t, function(t)) for t in TIMES]
     return Recording(series)
 
 
@@ -107,8 +97,8 @@ def fires(rule, recording):
 
 
 @pytest.mark.parametrize("alert", ALERTS)
-def test_a_healthy_server_raises_no_alert(alert, scrapes):
-    assert not fires(ALERTS[alert], recorded(scrapes))
+def test_a_healthy_server_raises_no_alert(alert, series):
+    assert not fires(ALERTS[alert], recorded(series))
 
 
 def state(name):
@@ -152,8 +142,8 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("alert", ALERTS)
-def test_an_alert_fires_on_its_fault(alert, scrapes):
-    assert fires(ALERTS[alert], recorded(scrapes, FAULTS[alert]))
+def test_an_alert_fires_on_its_fault(alert, series):
+    assert fires(ALERTS[alert], recorded(series, FAULTS[alert]))
 
 
 @pytest.mark.parametrize(
@@ -167,13 +157,13 @@ def test_an_alert_fires_on_its_fault(alert, scrapes):
         ("GradusSleepFlaps", [("gradus_engine_state", {"state": "asleep"}, lambda t: float(t // 1200 % 2))]),
     ],
 )
-def test_what_is_no_fault_raises_no_alert(alert, changes, scrapes):
-    assert not fires(ALERTS[alert], recorded(scrapes, changes))
+def test_what_is_no_fault_raises_no_alert(alert, changes, series):
+    assert not fires(ALERTS[alert], recorded(series, changes))
 
 
 @pytest.mark.parametrize("alert", ALERTS)
-def test_a_summary_names_only_labels_that_its_result_has(alert, scrapes):
-    result = recorded(scrapes, FAULTS[alert]).evaluate(read(ALERTS[alert]["expr"]), LENGTH_S)
+def test_a_summary_names_only_labels_that_its_result_has(alert, series):
+    result = recorded(series, FAULTS[alert]).evaluate(read(ALERTS[alert]["expr"]), LENGTH_S)
     named = set(re.findall(r"\$labels\.(\w+)", ALERTS[alert]["annotations"]["summary"]))
     assert result and all(named <= dict(labels).keys() for labels in result)
 

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.shipping.conftest import LENGTH_S
 from tests.shipping.promql import read
-from tests.shipping.test_alerts import LENGTH_S, recorded, unknown
+from tests.shipping.test_alerts import recorded, unknown
 
 FOLDER = Path(__file__).parents[2] / "deploy" / "grafana"
 BOARD = json.loads((FOLDER / "gradus.json").read_text())
@@ -27,10 +28,10 @@ def test_a_panel_asks_for_what_a_server_measures(expression, known):
 
 
 @pytest.mark.parametrize("expression", dict.fromkeys(EXPRESSIONS))
-def test_an_expression_has_values_where_there_is_traffic(expression, scrapes):
+def test_an_expression_has_values_where_there_is_traffic(expression, series):
     """A server without drafts and without a cache has no share of accepted drafts, and none of hits."""
     chosen = expression.replace("$model", ".*").replace("$instance", ".*")
-    result = recorded(scrapes).evaluate(read(chosen), LENGTH_S)
+    result = recorded(series).evaluate(read(chosen), LENGTH_S)
     assert result or "asleep" in expression
     assert re.search("draft|prefix_cache_queries", expression) or all(value >= 0 for value in result.values())
 

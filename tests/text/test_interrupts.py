@@ -2,14 +2,15 @@
 
 import os
 import signal
-import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 
 from gradus import LLM, SamplingParams
 from gradus.text.interrupts import Interrupts
+from tests.forked import run_forked
 from tests.pairwise import first
 
 SOME = SamplingParams(max_tokens=6, ignore_eos=True)
@@ -73,7 +74,7 @@ def until_idle(llm):
 @pytest.mark.parametrize("phase", first(["", "p02"]))
 def test_an_interrupted_model_serves_the_next_call(phase):
     command = [sys.executable, "-m", "tests.text.interrupted", phase, "8"]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    run = run_forked(command, cwd=Path.cwd(), env=os.environ, timeout=120)
     assert run.returncode == 0, run.stderr
     assert int(run.stdout) == 8
 

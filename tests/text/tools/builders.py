@@ -1,6 +1,7 @@
 """Tiny tokenizers of every family: one token per byte, and the family's markers as added tokens."""
 
 from collections.abc import Sequence
+from functools import cache
 
 import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
@@ -120,6 +121,7 @@ def shown(name: str, text: str) -> str:
     return text
 
 
+@cache
 def family(name: str, *, by_text: bool = False) -> Dialect:
     """A model of a family. by_text: no marker is a token of its vocabulary, unless nothing can be read without."""
     template, shown, controls = FAMILIES[name]

@@ -15,7 +15,7 @@ from gradus.text.front_end import FrontEnd
 from gradus.text.tools.calls import MAX_CALLS, MOST_CALLS
 from gradus.text.tools.dialect import Dialect
 from gradus.text.tools.events import Answer, joined
-from tests.pairwise import each_once
+from tests.pairwise import each_once, pairwise
 from tests.text.tools.builders import FAMILIES, TOOLS, called, family, tokens_of
 from tests.text.tools.test_cuts import answers
 
@@ -250,14 +250,20 @@ PLACES = {
 }
 
 
-@pytest.fixture(scope="module", params=[{}, {"speculate": "ngram", "drafts": 3}], ids=["plain", "drafts"])
+DRAFTS = {"speculate": "ngram", "drafts": 3}
+
+
+@pytest.fixture(scope="module", params=[{}, DRAFTS], ids=["plain", "drafts"])
 def llm(request):
     with LLM("random:tiny-llama", device="cpu", **request.param) as made:
         yield made
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("choice", ["required", {"type": "tool", "name": "go"}], ids=["required", "named"])
+@pytest.mark.parametrize(
+    "llm, choice, temperature",
+    pairwise([{}, DRAFTS], ["required", {"type": "tool", "name": "go"}], [0.0, 1.0]),
+    indirect=["llm"],
+)
 def test_a_forced_answer_of_a_model_that_knows_no_end_ends_by_itself(llm, choice, temperature):
     """Random weights never end by themselves: here it is the reader that ends the samples."""
     dialect = Dialect(llm.tokenizer, "hermes")
