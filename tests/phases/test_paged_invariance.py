@@ -15,7 +15,7 @@ from gradus.course.probe import EngineProbe, walk
 from gradus.engine.engine import Engine
 from gradus.engine.request import Request, SamplingParams, SchedulingParams
 from gradus.models.shapes import SHAPES
-from tests.phases.conftest import EVERY_FAMILY, FAMILIES, build_engine, limits_of, of, reached
+from tests.phases.conftest import EVERY_FAMILY, FAMILIES, build_engine, in_turn, limits_of, of, reached
 from tests.phases.drive import run, step
 
 ROUNDING = 2e-5  # processors sum in different orders: off by 1.001e-5 was seen
@@ -56,23 +56,9 @@ def numbers(
     return [logprob.token_id for logprob in found], torch.tensor(values)
 
 
-def contenders_and_shapes() -> list:
-    """The final engine with every family, and each phase with windows and with one of the others; stress has the rest.
-
-    `test_oracle` compares the tokens of every phase in every family.
-    """
-    names = reached("p04")
-    others = [shape for shape in EVERY_FAMILY if shape != "tiny-gemma3"]
-    pairs = {(name, others[place % len(others)]) for place, name in enumerate(names)}
-    pairs |= {(name, "tiny-gemma3") for name in names} | {(FINAL, shape) for shape in EVERY_FAMILY}
-    return [
-        pytest.param(name, shape, marks=() if (name, shape) in pairs else pytest.mark.stress)
-        for name in names
-        for shape in EVERY_FAMILY
-    ]
-
-
-@pytest.mark.parametrize(("phase", "shape"), contenders_and_shapes())
+@pytest.mark.parametrize(
+    ("phase", "shape"), in_turn(reached("p04"), EVERY_FAMILY, [(name, "tiny-gemma3") for name in reached("p04")])
+)
 def test_a_needle_has_the_same_numbers_in_any_batch_chunk_and_cache(phase, shape):
     needle = ask("needle", NEEDLE, shape)
     tokens, values = numbers(engine_of(phase, shape), needle)
