@@ -48,7 +48,7 @@ MIXTURES = [
 ]
 """Families with experts."""
 EVERY_FAMILY = [*FAMILIES, *NEWER, *MIXTURES]
-"""All families give the oracle's tokens in the final engine, and take their turns in the phases and in random schedules.
+"""All families give the oracle's tokens in the final engine, and take turns in the phases and in random schedules.
 
 Tests of sampling, prefixes and preemption, which do not depend on a layer's parts, run with FAMILIES in every phase,
 and with the others in the final engine alone.

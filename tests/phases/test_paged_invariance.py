@@ -57,7 +57,12 @@ def numbers(
 
 
 @pytest.mark.parametrize(
-    ("phase", "shape"), in_turn(reached("p04"), EVERY_FAMILY, [(name, "tiny-gemma3") for name in reached("p04")])
+    ("phase", "shape"),
+    in_turn(
+        reached("p04"),
+        EVERY_FAMILY,
+        [*((name, "tiny-gemma3") for name in ("p04", "p05", "p06", "p08")), ("p14", "tiny-qwen2-moe")],
+    ),
 )
 def test_a_needle_has_the_same_numbers_in_any_batch_chunk_and_cache(phase, shape):
     needle = ask("needle", NEEDLE, shape)
@@ -69,13 +74,13 @@ def test_a_needle_has_the_same_numbers_in_any_batch_chunk_and_cache(phase, shape
         assert (found[1] - values).abs().max() <= ROUNDING, f"{case}: off by {(found[1] - values).abs().max()}"
 
     same("without pages", numbers(build_engine("p01", shape), needle))
-    for count in (1, 9):  # one row more, and more than have a place
+    for count in (1, 7):  # one row more, and more than have a place
         same(f"among {count} neighbors", numbers(engine_of(phase, shape), needle, neighbors(shape, count)))
     for budget, count in ((3, 0), (16, 0), (7, 4)) if phase in reached("p06") else ():
         found = numbers(engine_of(phase, shape, token_budget=budget), needle, neighbors(shape, count))
         same(f"at most {budget} tokens per step, {count} neighbors", found)
     tight = engine_of(phase, shape, cache_tokens=48)
-    same("preempted for want of pages", numbers(tight, needle, [ask("elder", range(5), shape, max_tokens=28)]))
+    same("preempted for want of pages", numbers(tight, needle, [ask("elder", range(5), shape, max_tokens=16)]))
     room = any(SHAPES[shape].windows) or phase == "p08"
     assert tight.metrics().preemptions or room, "windows may leave room for both, and right drafts end one early"
     used = engine_of(phase, shape)

@@ -98,7 +98,7 @@ def without(shape: str, requests: list[Request], model: Model | None = None) -> 
     """The answers of p03, which knows no speculation, and takes as many steps for three sequences as for one."""
     asked_for = repr((shape, [(request.id, request.prompt, request.params) for request in requests], id(model)))
     if asked_for not in KNOWN:
-        KNOWN[asked_for] = run(build_engine("p03", shape, model=model), requests)
+        KNOWN[asked_for] = run(build_engine("p03", shape, max_sequences=8, model=model), requests)
     return KNOWN[asked_for]
 
 
@@ -156,21 +156,17 @@ def test_any_number_of_drafts_gives_the_same_tokens(phase, drafts):
     first([*AMONG, *(pair for pair in HALF_RIGHT if pair not in AMONG)], len(AMONG)),
 )
 def test_drafts_among_chunks_preemptions_and_shared_prefixes_change_no_token_and_lose_no_page(phase, shape, drafter):
-    preemptions = cached = accepted = rejected = 0
-    for seed in range(2):
-        coming = arrivals(shape, seed)
-        requests = [request for _, request in coming]
-        wanted = without(shape, requests)
-        engine = engine_with(
-            DRAFTERS[drafter](wanted, shape), shape, max_sequences=4, page_size=4, cache_tokens=40, token_budget=12
-        )
-        assert_same(served(engine, coming), wanted, requests, shape)
-        nothing_is_left(engine)
-        preemptions += engine.metrics().preemptions
-        cached += engine.metrics().cached_tokens
-        drafted, right = EngineProbe(engine).drafts()
-        accepted, rejected = accepted + right, rejected + drafted - right
-    assert preemptions and cached and rejected, "the case is not the one that is meant"
+    coming = arrivals(shape, seed=3)
+    requests = [request for _, request in coming]
+    wanted = without(shape, requests)
+    engine = engine_with(
+        DRAFTERS[drafter](wanted, shape), shape, max_sequences=4, page_size=4, cache_tokens=40, token_budget=12
+    )
+    assert_same(served(engine, coming), wanted, requests, shape)
+    nothing_is_left(engine)
+    metrics, (drafted, accepted) = engine.metrics(), EngineProbe(engine).drafts()
+    assert metrics.preemptions and metrics.cached_tokens, "the case is not the one that is meant"
+    assert drafted > accepted, "the case is not the one that is meant"
     assert accepted or drafter != "half right", "the case is not the one that is meant"
 
 
