@@ -2,9 +2,6 @@
 
 import importlib
 import json
-import os
-import subprocess
-import sys
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -225,13 +222,12 @@ def test_our_solution_is_shown_once_theirs_passes(gradus, judged, tmp_path):
     assert code == 0 and "# -- ours" in out and "# -- yours" not in out
 
 
-def test_a_solution_is_judged_in_processes_of_its_own(tmp_path):
+def test_a_solution_is_judged_in_a_process_of_its_own(gradus, tmp_path):
     wrong = reference("p00", "scheduler.py").replace("not self.running and ", "")
     (tmp_path / "scheduler.py").write_text(wrong)
-    command = [sys.executable, "-m", "gradus", "check", "p00", "--impl", "scheduler.py"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=os.environ)
-    assert done.returncode == 1, done.stderr
-    assert done.stdout.startswith("p00: one sequence runs at a time, and this plan has 2 spans")
+    code, out, err = gradus("check", "p00", "--impl", "scheduler.py")
+    assert code == 1, err
+    assert out.startswith("p00: one sequence runs at a time, and this plan has 2 spans")
 
 
 def test_the_test_that_failed_and_what_was_printed_go_to_stderr(gradus, monkeypatch, tmp_path):

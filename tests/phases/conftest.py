@@ -4,9 +4,10 @@ A contender is a phase by its name, or "final": the final engine, which keeps ev
 from, and some of its own. A phase without an engine (p13, a server around any of them) is no contender.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import cache
+from itertools import product
 from typing import Any, TypeVar
 
 import pytest
@@ -47,7 +48,7 @@ MIXTURES = [
 ]
 """Families with experts."""
 EVERY_FAMILY = [*FAMILIES, *NEWER, *MIXTURES]
-"""All families give the oracle's tokens in every phase, and take their turns in its random schedules.
+"""All families give the oracle's tokens in the final engine, and take turns in the phases and in random schedules.
 
 Tests of sampling, prefixes and preemption, which do not depend on a layer's parts, run with FAMILIES in every phase,
 and with the others in the final engine alone.
@@ -74,6 +75,19 @@ def of(*names: str) -> pytest.MarkDecorator:
     """Run the test for these contenders alone, or phases without an engine, as far as they exist."""
     known = [*(info.name for info in phases.available()), FINAL]
     return pytest.mark.parametrize("phase", [name for name in known if name in names])
+
+
+def in_turn(names: Sequence[str], shapes: Sequence[str], always: Collection[tuple[str, str]], turns: int = 1) -> list:
+    """Contenders with shapes, as parameters. Every run has the final engine with all shapes, the pairs of `always`, and
+    each phase with `turns` of the other shapes, so that all have their turn; `make stress` has the rest.
+    """
+    kept, turn = set(always) | {(FINAL, shape) for shape in shapes}, 0
+    for name in names:
+        others = [shape for shape in shapes if (name, shape) not in always]
+        kept |= {(name, others[(turn + place) % len(others)]) for place in range(turns) if others}
+        turn += turns
+    marks = {True: (), False: pytest.mark.stress}
+    return [pytest.param(*pair, marks=marks[pair in kept]) for pair in product(names, shapes)]
 
 
 def about(part: str) -> Callable[[Test], Test]:

@@ -144,7 +144,7 @@ def test_the_longest_request_that_the_context_allows_is_served(phase):
 
 def test_a_short_sequence_sees_nothing_of_the_long_ones_before_it(phase):
     engine = build_engine(phase, SHAPE)
-    run(engine, [ask(f"long{i}", [9 + i] * 60, max_tokens=20) for i in range(3)])
+    run(engine, [ask(f"long{i}", [9 + i] * 30, max_tokens=6) for i in range(3)])
     done = run(engine, [ask("short", [5], max_tokens=12), ask("other", [6, 7], max_tokens=3)])
     assert done["short", 0] == alone(phase, ask("short", [5], max_tokens=12))["short", 0]
 

@@ -1,7 +1,7 @@
 """Random schedules over few pages: requests come, leave, are preempted and share, and each gets its own tokens.
 
-After every step the books balance, and when all have ended not a page is held. The right tokens are those that a
-request gets alone in p01, which has neither pages nor neighbors.
+After every step the books balance, and when all have ended not a page is held. The right tokens are those of p03, which
+has no pages: each sequence has a slot, shares nothing and is never preempted.
 """
 
 from collections.abc import Callable, Iterable
@@ -18,12 +18,21 @@ from gradus.engine.request import Request, SamplingParams, SchedulingParams
 from gradus.errors import RequestError
 from gradus.models import Model
 from tests.phases import drive
-from tests.phases.conftest import EVERY_FAMILY, FAMILIES, build_engine, limits_of, rounded_otherwise, since
-from tests.phases.drive import Answers, Ending, nothing_is_left, record, run, step, submit
+from tests.phases.conftest import (
+    EVERY_FAMILY,
+    FAMILIES,
+    build_engine,
+    in_turn,
+    limits_of,
+    reached,
+    rounded_otherwise,
+    since,
+)  # fmt: skip
+from tests.phases.drive import Ending, nothing_is_left, record, run, step, submit
 
 SHAPE = "tiny-llama"
 BEGINNINGS = ((), (7, 8, 9), tuple(range(40, 57)), tuple(range(40, 74)))  # the last one begins with the one before
-LONGEST = 60  # positions; a sequence in a larger pool needs no more
+LONGEST = 48  # positions; a sequence in a larger pool needs no more
 
 
 def ask(name: str, prompt=(5, 6, 7), shape: str = SHAPE, salt: str | None = None, **params) -> Request:
@@ -32,22 +41,20 @@ def ask(name: str, prompt=(5, 6, 7), shape: str = SHAPE, salt: str | None = None
 
 
 @cache
-def alone(shape: str, prompt: tuple[int, ...], params: tuple, model: Model | None = None) -> dict[int, Ending]:
-    done = run(build_engine("p01", shape, model=model), [ask("a", prompt, shape, **dict(params))])
-    return {index: ending for (_, index), ending in done.items()}
-
-
-def right(shape: str, request: Request, index: int = 0, model: Model | None = None) -> Ending:
-    settings = request.params
-    names = ("max_tokens", "temperature", "seed", "n", "presence_penalty")
-    return alone(shape, request.prompt, tuple((name, getattr(settings, name)) for name in names), model)[index]
+def without_pages(shape: str, asked: tuple[tuple, ...], model: Model | None = None) -> dict[tuple[str, int], Ending]:
+    """The right answers to requests, each a name, a prompt and the names and values of its parameters."""
+    requests = [ask(name, prompt, shape, **dict(params)) for name, prompt, params in asked]
+    return run(build_engine("p03", shape, max_sequences=8, model=model), requests)
 
 
 def compare(shape: str, requests: dict[str, Request], done: dict[tuple[str, int], Ending]) -> None:
-    def answers(model: Model | None = None) -> Answers:
-        return {(name, index): right(shape, requests[name], index, model) for name, index in done}
-
-    drive.compare(requests, done, answers(), lambda: map(answers, rounded_otherwise(shape)))
+    names = ("max_tokens", "temperature", "seed", "n", "presence_penalty")
+    asked = tuple(
+        (name, request.prompt, tuple((each, getattr(request.params, each)) for each in names))
+        for name, request in requests.items()
+    )
+    right, others = without_pages(shape, asked), rounded_otherwise
+    drive.compare(requests, done, right, lambda: (without_pages(shape, asked, model) for model in others(shape)))
 
 
 # -- random ------------------------------------------------------------------------------------------------------------
@@ -149,8 +156,8 @@ def small(phase: str) -> Engine:
 
 
 @since("p04")
-@pytest.mark.parametrize("every", [7, pytest.param(1, marks=pytest.mark.stress)])
-@pytest.mark.parametrize(("victim", "first"), [("a", 0), ("b", 1), ("c", 2), ("d", 3), ("b", 4)])
+@pytest.mark.parametrize("every", [14, pytest.param(1, marks=pytest.mark.stress)])
+@pytest.mark.parametrize(("victim", "first"), [("a", 0), ("b", 3), ("c", 6), ("d", 9), ("b", 12)])
 def test_a_request_can_be_cancelled_between_any_two_steps(phase, victim, first, every):
     """Queued, in the middle of a chunked prompt, decoding, preempted, as one of n, after its end.
 
@@ -198,6 +205,9 @@ def test_a_request_can_be_cancelled_while_its_step_is_under_way(phase, victim, m
     nothing_is_left(engine)
 
 
+SHARING = in_turn(reached("p05"), FAMILIES, [(name, "tiny-gemma3") for name in reached("p05")])
+
+
 def resumed_from_a_prefix(steps: Iterable[Step]) -> bool:
     """Whether some preempted sequence's next span starts behind position 0."""
     preempted: set[tuple[str, int]] = set()
@@ -209,8 +219,7 @@ def resumed_from_a_prefix(steps: Iterable[Step]) -> bool:
     return False
 
 
-@since("p05")
-@pytest.mark.parametrize("shape", FAMILIES)
+@pytest.mark.parametrize(("phase", "shape"), SHARING)
 def test_preempted_and_prefix_hit_requests_run_together(phase, shape):
     """A preempted sequence resumes from a prefix that another one still holds, or has left in the index."""
     shared = tuple(range(40, 52))
@@ -234,8 +243,7 @@ def kept_pages(probe: EngineProbe) -> set[int]:
     return held | {page for node in walk(probe.tree()) for page in node.pages[0]}
 
 
-@since("p05")
-@pytest.mark.parametrize("shape", FAMILIES)
+@pytest.mark.parametrize(("phase", "shape"), SHARING)
 def test_pages_freed_by_an_insert_are_not_read_by_the_request_that_mapped_them(phase, shape):
     """Two requests compute the same prompt at once; the second copy is freed at commit, and a new request overwrites
     it."""

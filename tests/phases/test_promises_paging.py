@@ -4,6 +4,8 @@ Most of these drive the cache alone, or the scheduler with a stand-in for the mo
 of what only the final engine has (windows, priorities, tables sent as changes) run for it alone.
 """
 
+from functools import cache
+
 import pytest
 
 from gradus.config.options import FINAL, Policy
@@ -12,11 +14,12 @@ from gradus.engine.engine import Engine
 from gradus.engine.request import Request, SamplingParams, SchedulingParams
 from tests.cache.memory import updated
 from tests.phases.conftest import about, build_engine, limits_of, of, since
-from tests.phases.drive import SamplesOnes, parting, run, steps, submit
+from tests.phases.drive import Answers, SamplesOnes, parting, run, steps, submit
 from tests.phases.test_promises import SHAPE, ask
 
 PAGE = 4
 WINDOWED = "tiny-gemma3"  # two layers with full attention, two with a window of 16: a group each
+LONG = ask("a", prompt=range(3, 26), max_tokens=40)
 
 
 def engine_of(phase: str, *requests: Request, pages: int, shape: str = SHAPE, policy: Policy = "fcfs") -> Engine:
@@ -199,13 +202,18 @@ def test_what_is_given_back_can_be_taken_at_once(phase):
 @since("p04")
 @about("attention")
 def test_a_model_with_windows_gives_the_tokens_that_it_gives_without_pages(phase):
-    request = ask("a", prompt=range(3, 26), max_tokens=40)
-    tokens = run(engine_of(phase, pages=16, shape=WINDOWED), [request])["a", 0].tokens
-    alone = run(build_engine("p00", WINDOWED), [request])
-    assert tokens == alone["a", 0].tokens, parting(request.prompt, tokens, alone["a", 0].tokens)
+    tokens = run(engine_of(phase, pages=16, shape=WINDOWED), [LONG])["a", 0].tokens
+    right = alone(WINDOWED)["a", 0].tokens
+    assert tokens == right, parting(LONG.prompt, tokens, right)
 
 
 # -- when there is none left -------------------------------------------------------------------------------------------
+
+
+@cache
+def alone(shape: str) -> Answers:
+    """How each of the crowd ends in p00, which runs one at a time; with windows, the long request."""
+    return run(build_engine("p00", shape), [LONG] if shape == WINDOWED else crowd())
 
 
 def crowd() -> list[Request]:
@@ -333,8 +341,7 @@ def test_a_sequence_that_is_alone_may_have_every_page(phase):
 def test_each_request_gets_the_tokens_it_gets_alone_however_few_pages_there_are(phase, pages):
     done = run(engine_of(phase, pages=pages), crowd())
     for request in crowd():
-        alone = run(build_engine("p00", SHAPE), [request])
-        tokens, right = (ending[request.id, 0].tokens for ending in (done, alone))
+        tokens, right = done[request.id, 0].tokens, alone(SHAPE)[request.id, 0].tokens
         assert tokens == right, f"with {pages} pages {request.id} goes wrong: {parting(request.prompt, tokens, right)}"
 
 

@@ -5,6 +5,7 @@ The drafters know nothing, or everything, or guess at random; a draft model is t
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -21,6 +22,7 @@ from gradus.models import SHAPES, Model, create_model, randomize
 from phases.p08_speculation.draft_model import ModelDrafter
 from phases.p08_speculation.drafting import Drafter, NGramDrafter
 from phases.p08_speculation.engine import speculative_engine
+from tests.pairwise import first
 from tests.phases.conftest import EVERY_FAMILY, FAMILIES, build_engine, limits_of, of, rounded_otherwise, tiny_model
 from tests.phases.drive import Answers, Ending, compare, nothing_is_left, record, run, served, step, submit
 from tests.phases.test_differential import LONGEST, arrivals
@@ -43,7 +45,7 @@ def ask(name: str, prompt=(5, 6, 7), shape: str = SHAPE, **params) -> Request:
 
 
 def asked(shape: str, **params) -> list[Request]:
-    return [ask(f"r{i}", prompt, shape, **params) for i, prompt in enumerate(PROMPTS)]
+    return [ask(f"r{i}", prompt, shape, **{"max_tokens": 16, **params}) for i, prompt in enumerate(PROMPTS)]
 
 
 # -- drafters ----------------------------------------------------------------------------------------------------------
@@ -96,7 +98,7 @@ def without(shape: str, requests: list[Request], model: Model | None = None) -> 
     """The answers of p03, which knows no speculation, and takes as many steps for three sequences as for one."""
     asked_for = repr((shape, [(request.id, request.prompt, request.params) for request in requests], id(model)))
     if asked_for not in KNOWN:
-        KNOWN[asked_for] = run(build_engine("p03", shape, model=model), requests)
+        KNOWN[asked_for] = run(build_engine("p03", shape, max_sequences=8, model=model), requests)
     return KNOWN[asked_for]
 
 
@@ -114,12 +116,13 @@ def assert_same(found: Answers, wanted: Answers, requests: list[Request], shape:
 # -- the same tokens ---------------------------------------------------------------------------------------------------
 
 
-HALF_RIGHT = [("half right", shape) for shape in [*FAMILIES, "tiny-qwen2-moe"]]
+APART = [SHAPE, "tiny-gemma3", "tiny-qwen2-moe"]  # windows and experts are where families differ most to drafts
+HALF_RIGHT = [("half right", shape) for shape in dict.fromkeys([*APART, *FAMILIES])]
 EVERY = [(drafter, SHAPE) for drafter in DRAFTERS if drafter != "half right"]
 
 
 @of("p08")
-@pytest.mark.parametrize(("drafter", "shape"), HALF_RIGHT + EVERY)
+@pytest.mark.parametrize(("drafter", "shape"), [*first(HALF_RIGHT, len(APART)), *EVERY])
 def test_no_drafter_changes_a_greedy_token(phase, shape, drafter):
     requests = asked(shape)
     wanted = without(shape, requests)
@@ -147,28 +150,26 @@ def test_any_number_of_drafts_gives_the_same_tokens(phase, drafts):
 
 
 @of("p08")
-@pytest.mark.parametrize(("drafter", "shape"), [*HALF_RIGHT, ("another model", SHAPE), ("n-gram", SHAPE)])
+@pytest.mark.parametrize(
+    ("drafter", "shape"), [*first(HALF_RIGHT, len(APART)), ("another model", SHAPE), ("n-gram", SHAPE)]
+)
 def test_drafts_among_chunks_preemptions_and_shared_prefixes_change_no_token_and_lose_no_page(phase, shape, drafter):
-    preemptions = cached = accepted = rejected = 0
-    for seed in range(2):
-        coming = arrivals(shape, seed)
-        requests = [request for _, request in coming]
-        wanted = without(shape, requests)
-        engine = engine_with(
-            DRAFTERS[drafter](wanted, shape), shape, max_sequences=4, page_size=4, cache_tokens=40, token_budget=12
-        )
-        assert_same(served(engine, coming), wanted, requests, shape)
-        nothing_is_left(engine)
-        preemptions += engine.metrics().preemptions
-        cached += engine.metrics().cached_tokens
-        drafted, right = EngineProbe(engine).drafts()
-        accepted, rejected = accepted + right, rejected + drafted - right
-    assert preemptions and cached and rejected, "the case is not the one that is meant"
+    coming = arrivals(shape, seed=3)
+    requests = [request for _, request in coming]
+    wanted = without(shape, requests)
+    engine = engine_with(
+        DRAFTERS[drafter](wanted, shape), shape, max_sequences=4, page_size=4, cache_tokens=40, token_budget=12
+    )
+    assert_same(served(engine, coming), wanted, requests, shape)
+    nothing_is_left(engine)
+    metrics, (drafted, accepted) = engine.metrics(), EngineProbe(engine).drafts()
+    assert metrics.preemptions and metrics.cached_tokens, "the case is not the one that is meant"
+    assert drafted > accepted, "the case is not the one that is meant"
     assert accepted or drafter != "half right", "the case is not the one that is meant"
 
 
 @of("p08")
-@settings(max_examples=settings.default.max_examples // 2)
+@settings(max_examples=-(-settings.default.max_examples // 3))
 @given(
     seed=st.integers(0, 10_000),
     shape=st.sampled_from(EVERY_FAMILY),
@@ -268,7 +269,7 @@ def test_the_worst_drafter_takes_no_step_more_than_none(phase, drafter):
 @pytest.mark.parametrize("way", ["greedy", "sampled", "narrowed", "three samples"])
 def test_a_draft_model_that_thinks_like_its_target_draws_like_it_at_any_temperature(phase, way):
     engine = engine_with(DRAFTERS["the model itself"]({}, SHAPE))
-    run(engine, asked(SHAPE, **WAYS[way]))
+    run(engine, asked(SHAPE, max_tokens=24, **WAYS[way]))
     drafted, accepted = EngineProbe(engine).drafts()
     assert accepted == drafted > 50
 
@@ -292,16 +293,18 @@ def test_text_that_repeats_itself_is_guessed_from_its_own_past(phase):
 
 @of("p08")
 def test_acceptance_stays_what_it_was_however_many_requests_came_before(phase):
-    engine = engine_with(DRAFTERS["another model"]({}, SHAPE), page_size=4, cache_tokens=400)
+    drafter = ModelDrafter(another_model(SHAPE), replace(limits_of(SHAPE), context_length=64), 3)
+    engine = engine_with(drafter, page_size=4, cache_tokens=400)
 
     def accepted(number: int) -> int:
-        _, before = EngineProbe(engine).drafts()
+        _, earlier = EngineProbe(engine).drafts()
         run(engine, [ask(f"again {number}", [3, 1, 4, 1, 5] * 4, temperature=1.0, seed=1)])
-        return EngineProbe(engine).drafts()[1] - before
+        return EngineProbe(engine).drafts()[1] - earlier
 
-    first = accepted(0)
-    run(engine, [ask(f"r{i}", [i % 7, i % 300, 5], max_tokens=1 + i % 20, temperature=1.0, seed=i) for i in range(60)])
-    assert accepted(1) == first > 0
+    before = accepted(0)
+    run(engine, [ask(f"r{i}", [i % 7, i % 300, 5], max_tokens=1 + i % 20, temperature=1.0, seed=i) for i in range(20)])
+    assert EngineProbe(drafter.engine).pages().free == 0, "they should have filled the drafter's memory"
+    assert accepted(1) == before > 0
 
 
 # -- what drafts may take ----------------------------------------------------------------------------------------------
