@@ -19,7 +19,7 @@ from tests.pairwise import first
 SETTINGS = {"device": "cpu", "dtype": "float32"}
 GREEDY = SamplingParams(max_tokens=8, ignore_eos=True)
 OF_EACH_SCHEME = ("awq", "gptq desc_act", "int-quantized", "float-quantized", "fp8 block")
-"""Once read, matrices of the other formats are as one of these: engines run the same code."""
+"""The other formats are read into the same matrices, and engines run the same code."""
 OTHERS = [form for form in FORMATS if form not in OF_EACH_SCHEME]
 
 
