@@ -40,7 +40,7 @@ def prompts(shape: str) -> list[list[int]]:
 
 
 ATTENTION = [*FAMILIES, CAPPED, "tiny-gemma4", "tiny-gemma4-e", "tiny-gpt-oss"]
-"""The families that differ in attention: windows, heads of several sizes, a scale, a soft cap, another layer's keys, sinks."""
+"""Families that differ in attention: windows, heads of several sizes, a scale, a soft cap, shared keys, sinks."""
 MOST = ["tiny-gemma3", "tiny-gemma4-e", "tiny-gpt-oss"]
 """The same in three, for phases whose attention is an earlier one's."""
 HARD = {
