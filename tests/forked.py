@@ -9,6 +9,7 @@ import multiprocessing
 import multiprocessing.reduction
 import os
 import runpy
+import signal
 import subprocess
 import sys
 import tempfile
@@ -56,6 +57,7 @@ def begin_anew(cwd: Path, env: Mapping[str, str]) -> None:
     os.environ.clear()
     os.environ.update(env)
     tempfile.tempdir = None
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     gc.freeze()  # what was preloaded is no garbage: pytest collects several times before it ends
 
 
