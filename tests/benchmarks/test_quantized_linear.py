@@ -45,7 +45,7 @@ with rounded_to_nearest(), without_overhead():
 
 
 def rehearsed(*each: list[str]) -> subprocess.CompletedProcess[str]:
-    """Run the benchmark with each of these options, in one process."""
+    """Run the benchmark once for each list of options, all in one process."""
     command = [sys.executable, "-c", REHEARSED, json.dumps(each)]
     environment = os.environ | {"PYTHONPATH": f"src{os.pathsep}.", "TRITON_INTERPRET": "1"}
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=170)

@@ -138,7 +138,7 @@ def by_names(with_element: Callable) -> Callable:
 
 
 def by_type(unwrap: Callable) -> Callable:
-    """Take a tensor or a number for what it is at first sight."""
+    """Unwrap no tensor and no plain number: neither is a constexpr."""
     import triton.language as tl
 
     plain = tl.tensor, int, float, bool
